@@ -1,0 +1,161 @@
+"""`kdeploy profile list|show|check`: find profiles, print them resolved, validate them."""
+
+import click
+
+from deploy import errors
+from deploy.commands import options
+from deploy.console import output
+from deploy.console.words import size
+from deploy.errors import KdeployError
+from deploy.plan.gather import Wish, plan_for_show
+from deploy.profile.catalogue import Catalogue, Found, standard
+from deploy.profile.yaml_reader import Mapping, Node, Scalar, Sequence, leaves, plain_data
+
+
+@click.group()
+def command() -> None:
+    """Profiles: list, show, check."""
+
+
+def _catalogue(ctx: click.Context, profiles: tuple[str, ...]) -> Catalogue:
+    return standard([*ctx.obj["profiles"], *profiles])
+
+
+@command.command("list")
+@options.profiles
+@options.as_json
+@click.pass_context
+def listing(ctx: click.Context, profiles: tuple[str, ...], as_json: bool) -> None:
+    """Every profile, and where it lies."""
+    catalogue = _catalogue(ctx, profiles)
+    rows = [_entry(catalogue, found) for found in catalogue.all()]
+    if as_json:
+        output.document({"schema": 1, "profiles": rows})
+        return
+    output.table(
+        [
+            ("NAME", "GPUS", "SUMMARY", "FILE"),
+            *((row["name"], str(row["gpus"]), str(row["summary"]), row["file"]) for row in rows),
+        ]
+    )
+
+
+def _entry(catalogue: Catalogue, found: Found) -> dict[str, object]:
+    entry: dict[str, object] = {"name": found.name, "file": found.file, "valid": True}
+    try:
+        profile = catalogue.resolve(found.file).profile
+    except KdeployError as error:
+        return {**entry, "valid": False, "gpus": "?", "summary": f"not valid: kdeploy profile check {found.name}"} | {
+            "error": error.what
+        }
+    base = not (profile.model.path or profile.model.id)
+    return {**entry, "base": base, "gpus": "-" if base else profile.gpus, "summary": profile.summary}
+
+
+@command.command("show")
+@click.argument("profile")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override one key.")
+@click.option("--origin", is_flag=True, help="Where each value was set.")
+@options.profiles
+@options.as_json
+@click.pass_context
+def show(
+    ctx: click.Context, profile: str, sets: tuple[str, ...], origin: bool, profiles: tuple[str, ...], as_json: bool
+) -> None:
+    """A profile with all its layers laid over each other."""
+    resolved = _catalogue(ctx, profiles).resolve(profile, sets)
+    if as_json:
+        document = {
+            "schema": 1,
+            "name": resolved.name,
+            "file": resolved.file,
+            "layers": resolved.layers,
+            "profile": {**resolved.profile.model_dump(by_alias=True), "name": resolved.name},
+        }
+        if origin:
+            document["origin"] = {".".join(path): str(node.at) for path, node in leaves(resolved.tree)}
+        output.document(document)
+        return
+    if origin:
+        rows = [(".".join(path), _shown(node), str(node.at)) for path, node in leaves(resolved.tree)]
+        output.table([("KEY", "VALUE", "SET AT"), *rows])
+        return
+    output.data(_yaml(resolved.tree).rstrip("\n"))
+
+
+def _shown(node: Node) -> str:
+    if isinstance(node, Scalar):
+        return node.text if node.plain else repr(node.text)
+    return str(plain_data(node))
+
+
+def _yaml(tree: Mapping) -> str:
+    """The resolved tree as YAML, every scalar with the characters that it was written with."""
+    return "".join(f"{line}\n" for line in _yaml_lines(tree, 0))
+
+
+def _yaml_lines(node: Mapping, depth: int) -> list[str]:
+    lines = []
+    pad = "  " * depth
+    for key, value in node.entries.items():
+        if isinstance(value, Mapping) and value.entries:
+            lines += [f"{pad}{key}:", *_yaml_lines(value, depth + 1)]
+        else:
+            lines.append(f"{pad}{key}: {_flow(value)}")
+    return lines
+
+
+def _flow(node: Node) -> str:
+    import json
+
+    if isinstance(node, Scalar):
+        return node.text if node.plain else json.dumps(node.text, ensure_ascii=False)
+    if isinstance(node, Sequence):
+        return "[" + ", ".join(_flow(item) for item in node.items) + "]"
+    return "{" + ", ".join(f"{json.dumps(key)}: {_flow(value)}" for key, value in node.entries.items()) + "}"
+
+
+@command.command("check")
+@click.argument("names", nargs=-1, metavar="[PROFILE]...")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override one key.")
+@options.profiles
+@options.as_json
+@click.pass_context
+def check(
+    ctx: click.Context, names: tuple[str, ...], sets: tuple[str, ...], profiles: tuple[str, ...], as_json: bool
+) -> int:
+    """Validate profiles (without a name: all). Exit 2 when one is not valid."""
+    catalogue = _catalogue(ctx, profiles)
+    arguments = list(names) or [found.file for found in catalogue.all()]
+    results = [_checked(catalogue, argument, sets) for argument in arguments]
+    if as_json:
+        output.document({"schema": 1, "profiles": results})
+    for result in results:
+        problem = result.pop("problem", None)
+        if isinstance(problem, KdeployError):
+            output.say(f"{result['name']}: not valid")
+            output.error(problem)
+        elif not as_json:
+            output.data(f"{result['name']}: ok ({result['detail']})")
+        for warning in result["warnings"]:
+            output.say(f"  warning: {warning}")
+    return errors.OK if all(result["valid"] for result in results) else errors.USAGE
+
+
+def _checked(catalogue: Catalogue, argument: str, sets: tuple[str, ...]) -> dict[str, object]:
+    result: dict[str, object] = {"name": argument, "valid": True, "warnings": [], "errors": []}
+    try:
+        resolved = catalogue.resolve(argument, sets)
+        result |= {"name": resolved.name, "file": resolved.file}
+        profile = resolved.profile
+        if not (profile.model.path or profile.model.id):
+            return {**result, "detail": "a base, only there to be extended"}
+        plan = plan_for_show(resolved, Wish(argument, sets=sets))
+    except KdeployError as error:
+        if error.code != errors.USAGE:
+            raise
+        return {**result, "valid": False, "errors": [error.what, *error.evidence], "problem": error}
+    detail = f"{profile.gpus or 'no'} GPU{'' if profile.gpus == 1 else 's'}"
+    if plan.bytes_total:
+        detail += f", {size(plan.bytes_total)} in {len(plan.shards)} files"
+    return {**result, "detail": detail, "warnings": list(plan.notes)}

@@ -1,0 +1,79 @@
+"""`kdeploy restart NAME`: down, then up with the same plan."""
+
+import signal
+
+import click
+
+from deploy import errors
+from deploy.commands import options
+from deploy.commands.choosing import only
+from deploy.commands.following import TimedOut, follow, let_go, outcome, settled
+from deploy.commands.launching import close_all, free_ports, lease, refuse_missing_secrets
+from deploy.console import output
+from deploy.errors import KdeployError, environment
+from deploy.lifecycle.fold import Observed
+from deploy.lifecycle.states import READY
+from deploy.plan.launch_plan import LaunchPlan, loads
+from deploy.store.deployments import Deployment
+from deploy.store.launches import Launch
+from deploy.supervise.client import held, launch, signal_supervisor, take_lock
+
+
+@click.command()
+@click.argument("name", required=False)
+@options.timeout
+@options.as_json
+def command(name: str | None, timeout: float | None, as_json: bool) -> int:
+    """Stop NAME and start it again with the plan it was launched with."""
+    deployment = only(name, "restart")
+    plan = _recorded_plan(deployment)
+    old = deployment.launch.id if deployment.active else None
+    if deployment.active:
+        # the supervisor does both under one lock: nobody can get in between, and our death changes nothing
+        if not signal_supervisor(deployment, signal.SIGUSR2):
+            raise held(deployment.name)
+        first = deployment.launch
+    else:
+        first = _launched(plan)
+
+    def done(observed: Observed, current: Launch) -> bool:
+        return current.id != old and settled(observed, current)
+
+    try:
+        observed = follow(first, plan.to_json(), done=done, timeout=timeout)
+    except TimedOut:
+        output.say(f"{plan.name} is not ready after {timeout:g} s; it was left alone")
+        return errors.TIMED_OUT
+    except KeyboardInterrupt:
+        output.say(f"\ndetached; {plan.name} goes on restarting: kdeploy wait {plan.name}")
+        return errors.DETACHED
+    if observed.state != READY:
+        let_go(plan.name)
+    return outcome(plan.name, as_json=as_json)
+
+
+def _recorded_plan(deployment: Deployment) -> LaunchPlan:
+    try:
+        with open(deployment.launch.plan, "rb") as file:
+            return loads(file.read())
+    except (OSError, ValueError) as error:
+        raise environment(
+            f"the plan of {deployment.name} cannot be read",
+            evidence=[f"{deployment.launch.plan}: {error}"],
+            fix=["kdeploy up PROFILE   makes a new one"],
+        ) from None
+
+
+def _launched(plan: LaunchPlan) -> Launch:
+    fds = [take_lock(plan.name)]
+    try:
+        if plan.gpus:
+            named = ",".join(gpu.uuid for gpu in plan.gpus)
+            _, leases = lease(len(plan.gpus), named, plan.gpu_memory_utilization, plan.name)
+            fds += leases
+        free_ports(plan)
+        refuse_missing_secrets(plan)
+    except (KdeployError, KeyboardInterrupt):
+        close_all(fds)
+        raise
+    return launch(plan, fds[0], fds[1:])

@@ -1,0 +1,121 @@
+"""Numbers and events in words, shared by every renderer. Pure."""
+
+from typing import Any
+
+from deploy.lifecycle.events import Event
+from deploy.lifecycle.fold import Observed
+
+
+def size(count: float | None) -> str:
+    """Bytes for people, decimal units as disks and hubs use them."""
+    if count is None:
+        return "?"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people."""
+    if seconds is None:
+        return "?"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def progress(load: dict[str, Any]) -> str:
+    """`load` of the status object in one line: shards, bytes, percent, rate, ETA."""
+    parts = []
+    if load.get("shards_total"):
+        parts.append(f"{load['shards_done']}/{load['shards_total']} shards")
+    done, total = load.get("bytes_done"), load.get("bytes_total")
+    if total:
+        parts.append(f"{size(done)} of {size(total)} ({100 * (done or 0) / total:.0f} %)")
+    if load.get("bytes_per_s"):
+        parts.append(f"{size(load['bytes_per_s'])}/s")
+    if load.get("eta_s"):
+        parts.append(f"{duration(load['eta_s'])} left")
+    return ", ".join(parts)
+
+
+def event_line(event: Event, observed: Observed) -> str | None:
+    """One event as a line for people; None for those that only machines need. `observed` is the fold with it."""
+    data = event.data
+    words = _EVENT_WORDS.get(event.kind)
+    if words is None:
+        return None
+    text = words(data, observed)
+    return text if text else None
+
+
+def _phase(data: dict[str, Any], observed: Observed) -> str:
+    return f"{data['phase']:<8} after {duration(data.get('seconds'))} of {data.get('after')}"
+
+
+def _ready(data: dict[str, Any], observed: Observed) -> str:
+    text = f"ready    {data.get('url')}  model {data.get('model')}, after {duration(data.get('total_seconds'))}"
+    return f"{text}\n         {data['reduced']}" if data.get("reduced") else text
+
+
+def _fact(data: dict[str, Any], observed: Observed) -> str:
+    shown = {
+        "kv_cache_tokens": lambda value: f"KV cache holds {value:,} tokens",
+        "model_gib": lambda value: f"weights take {value:g} GiB a rank",
+    }
+    return "; ".join(shown[key](value) for key, value in data.items() if key in shown)
+
+
+def _exited(data: dict[str, Any], observed: Observed) -> str:
+    how = f"by {data['signal']}" if data.get("signal") else f"with code {data.get('exit_code')}"
+    if data.get("exit_code") is None and not data.get("signal"):
+        how = "(its exit code is not known)"
+    return f"engine ended {how}" + ("" if data.get("asked") else ", unasked")
+
+
+def _failed(data: dict[str, Any], observed: Observed) -> str:
+    return f"failed   {data['diagnosis']['cause']}: {data['diagnosis']['summary']}"
+
+
+def _stop(data: dict[str, Any], observed: Observed) -> str:
+    return "stopping" + (", letting running requests finish" if data.get("drain") else "")
+
+
+def _tree_gone(data: dict[str, Any], observed: Observed) -> str:
+    removed = data.get("shared_memory_removed", ())
+    extra = f", {len(removed)} shared memory files removed" if removed else ""
+    return f"every process of the engine is gone{extra}"
+
+
+_EVENT_WORDS = {
+    "launch": lambda data, observed: f"launch   {data.get('launch')}",
+    "spawned": lambda data, observed: f"spawn    engine pid {data.get('pid')}",
+    "phase": _phase,
+    "fact": _fact,
+    "ready": _ready,
+    "foreign-listener": lambda data, observed: f"port {data.get('port')} is answered by a process that is not ours",
+    "unhealthy": lambda data, observed: f"unhealthy: {data.get('why')} ({data.get('failures')} times in a row)",
+    "healthy": lambda data, observed: "healthy again",
+    "process-ended": lambda data, observed: f"{data.get('title')} (pid {data.get('pid')}) has ended",
+    "exited": _exited,
+    "failed": _failed,
+    "teardown-incomplete": _failed,
+    "stop-asked": _stop,
+    "drained": lambda data, observed: (
+        f"drained  after {duration(data.get('seconds'))}" + (f": {data['why']}" if data.get("why") else "")
+    ),
+    "drain-over": lambda data, observed: f"requests still run after {duration(data.get('seconds'))}; going on",
+    "signal": lambda data, observed: f"{data.get('signal')} to {len(data.get('pids', ()))} process(es)",
+    "tree-gone": _tree_gone,
+    "stopped": lambda data, observed: "stopped  " + _tree_gone(data, observed),
+    "retry": lambda data, observed: f"restart in {duration(data.get('in_s'))}: {data.get('reason')}",
+    "gave-up": lambda data, observed: f"no restart: {data.get('reason')}",
+    "adopted": lambda data, observed: f"adopted by a new supervisor: {data.get('why')}",
+}

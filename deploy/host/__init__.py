@@ -1,0 +1,1 @@
+"""The machine: processes, sockets, GPUs, leases. Side effects and readings, no decisions."""

@@ -1,0 +1,1 @@
+"""States, phases, events and the transition table of a deployment. Pure: values in, values out."""

@@ -1,0 +1,115 @@
+"""The engine's environment: what passes through, what kdeploy sets, what the profile says, what is dropped. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# Passed through when set: what a program needs to find itself, its user, its certificates, proxies and the hub.
+PASSED = {
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NO_PROXY",
+    "no_proxy",
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+}
+PASSED_PREFIXES = ("LC_", "XDG_", "HF_", "HUGGINGFACE_", "NVIDIA_")
+
+# Inherited ones that would change the launch behind the profile's back; dropped, and said so.
+MEDDLING_PREFIXES = ("NCCL_", "VLLM_", "CUDA_", "TORCH_", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "RAY_")
+MEDDLING = {
+    "PYTHONPATH": "would change which modules the engine imports",
+    "PYTHONHOME": "would change which modules the engine imports",
+    "PYTHONSTARTUP": "would run in the engine's interpreter",
+    "LD_PRELOAD": "would be loaded into every process of the engine",
+    "MASTER_ADDR": "left over from a distributed launch",
+    "MASTER_PORT": "left over from a distributed launch",
+    "RANK": "left over from a distributed launch",
+    "LOCAL_RANK": "left over from a distributed launch",
+    "WORLD_SIZE": "left over from a distributed launch",
+}
+
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+PROXY_WITH_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
+
+
+class Environment(NamedTuple):
+    """`values`: the whole environment, secrets as references. `passed`: names that came from the caller's own
+    environment. `dropped`: meddling names that did not, with the reason."""
+
+    values: dict[str, str]
+    passed: list[str]
+    dropped: dict[str, str]
+
+
+def compose(
+    inherited: Mapping[str, str],
+    *,
+    profile: Mapping[str, str],
+    engine: Mapping[str, str],
+    gpus: list[int] | None,
+    limit_s: float,
+) -> Environment:
+    """The environment of a launch.
+
+    Args:
+        inherited: the caller's environment.
+        profile: `env:` of the profile; wins over everything.
+        engine: what the installed engine needs to start.
+        gpus: indices in PCI bus order of the leased GPUs; None for a CPU engine.
+        limit_s: seconds the load may take; vLLM's own start limits are raised to it.
+    """
+    values: dict[str, str] = {}
+    passed: list[str] = []
+    dropped: dict[str, str] = {}
+    for name, value in sorted(inherited.items()):
+        if name in profile:
+            continue
+        if name in PASSED or name.startswith(PASSED_PREFIXES):
+            secret = SECRET.search(name) or PROXY_WITH_PASSWORD.search(value)
+            values[name] = f"${{env:{name}}}" if secret else value
+            passed.append(name)
+        elif name in MEDDLING:
+            dropped[name] = MEDDLING[name]
+        elif name.startswith(MEDDLING_PREFIXES):
+            dropped[name] = "inherited from the shell, would change the launch; name it under env: to keep it"
+    values |= _own(gpus, limit_s)
+    values |= engine
+    values |= profile
+    if "PYTHONPATH" in profile and "PYTHONPATH" in engine:
+        values["PYTHONPATH"] = f"{engine['PYTHONPATH']}:{profile['PYTHONPATH']}"
+    return Environment(values, passed, dropped)
+
+
+def _own(gpus: list[int] | None, limit_s: float) -> dict[str, str]:
+    """What kdeploy sets in every launch."""
+    own = {
+        # the log is a file: no colour codes in it, and nothing held back when a process dies
+        "NO_COLOR": "1",
+        "VLLM_LOGGING_COLOR": "0",
+        "PYTHONUNBUFFERED": "1",
+        # vLLM would give up a slow load after 600 s
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(600, int(limit_s))),
+    }
+    if gpus is not None:
+        own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    return own

@@ -1,0 +1,149 @@
+"""Finding out what a plan needs, and refusing all that can be refused, before the first side effect."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from deploy.checkpoint.weights import WeightFile, read_weights
+from deploy.engine.flags import shipped_flags
+from deploy.engine.installations import Engine, check_version, find
+from deploy.errors import KdeployError, environment, refused, usage
+from deploy.host.listeners import holder, port_problem
+from deploy.host.processes import title
+from deploy.plan.launch_plan import Gpu, LaunchPlan
+from deploy.plan.make import Facts, make_plan
+from deploy.profile.catalogue import Catalogue, Resolved
+from deploy.store.homes import data_dir
+from deploy.store.launches import check_name
+
+
+class Wish(NamedTuple):
+    """What was asked on the command line."""
+
+    profile: str
+    name: str | None = None
+    sets: Sequence[str] = ()
+    extra: Sequence[str] = ()
+    port: int | None = None
+
+
+def resolve(catalogue: Catalogue, wish: Wish) -> Resolved:
+    """The wished profile with all its layers."""
+    port = [f"serve.port={wish.port}"] if wish.port is not None else []
+    return catalogue.resolve(wish.profile, [*wish.sets, *port])
+
+
+def plan_for_launch(resolved: Resolved, wish: Wish, gpus: list[Gpu] | None) -> LaunchPlan:
+    """The plan of a launch here and now: engine, checkpoint and version must be usable.
+
+    Raises:
+        KdeployError: with the exit code of the first kind of obstacle; obstacles of one kind are told together.
+    """
+    return _plan(resolved, wish, gpus, strict=True)
+
+
+def plan_for_show(resolved: Resolved, wish: Wish, gpus: list[Gpu] | None = None) -> LaunchPlan:
+    """The plan as it would be, for `render`: an engine or checkpoint that is not here becomes a note. Without `gpus`
+    the first ones of the machine stand for those that a launch would lease."""
+    count = resolved.profile.gpus
+    assumed = [Gpu(index, "") for index in range(count)] if count else None
+    return _plan(resolved, wish, gpus or assumed, strict=False)
+
+
+def _plan(resolved: Resolved, wish: Wish, gpus: list[Gpu] | None, *, strict: bool) -> LaunchPlan:
+    profile = resolved.profile
+    name = check_name(wish.name or resolved.name)
+    notes: list[str] = []
+    engine = _engine(profile.engine.executable, notes, strict=strict)
+    note = check_version(engine, profile.engine.version) if strict or engine.version else None
+    if note:
+        notes.append(note)
+    model, weights = _model(resolved, notes, strict=strict)
+    facts = Facts(engine, model, weights, gpus, os.environ, shipped_flags())
+    return make_plan(profile, resolved.name, resolved.file, facts, name=name, extra=wish.extra, notes=notes)
+
+
+def _engine(executable: str, notes: list[str], *, strict: bool) -> Engine:
+    try:
+        return find(executable)
+    except KdeployError as error:
+        if strict:
+            raise
+        notes.append(f"{error.what}; shown as it would be called")
+        return Engine(executable, [executable], {}, None, None, False, error.what)
+
+
+def _model(resolved: Resolved, notes: list[str], *, strict: bool) -> tuple[str, list[WeightFile]]:
+    """What vLLM is given as its model, and its weight files where they are on disk."""
+    model = resolved.profile.model
+    if model.path is None:
+        folder = hub_snapshot(model.id or "", model.revision)
+        return model.id or "", _quietly(folder) if folder else []
+    folder = model_folder(model.path, os.path.dirname(resolved.file))
+    try:
+        return folder, read_weights(folder)
+    except KdeployError as error:
+        if strict:
+            raise environment(error.what, evidence=error.evidence, fix=[*error.fix, *_hint(resolved)]) from None
+        notes.append(error.what)
+        return folder, []
+
+
+def _hint(resolved: Resolved) -> list[str]:
+    return ["./scripts/quickstart makes the demo model"] if resolved.name == "tiny-moe" else []
+
+
+def _quietly(folder: str) -> list[WeightFile]:
+    """Weight files of a hub snapshot, for progress only: vLLM itself fetches what is missing there."""
+    try:
+        return read_weights(folder)
+    except KdeployError:
+        return []
+
+
+def model_folder(path: str, beside: str) -> str:
+    """`model.path` as an absolute folder: relative ones lie beside the profile, else in kdeploy's model folder."""
+    expanded = os.path.expanduser(path)
+    if os.path.isabs(expanded):
+        return os.path.normpath(expanded)
+    near = os.path.normpath(os.path.join(beside, expanded))
+    return near if os.path.isdir(near) else os.path.join(data_dir(), "models", os.path.normpath(expanded))
+
+
+def hub_snapshot(model_id: str, revision: str | None) -> str | None:
+    """The folder of a hub model in the local hub cache, None when it is not there."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    root = os.path.join(cache, "models--" + model_id.replace("/", "--"))
+    commit = revision or "main"
+    try:
+        with open(os.path.join(root, "refs", commit)) as file:
+            commit = file.read().strip()
+    except OSError:
+        pass
+    folder = os.path.join(root, "snapshots", commit)
+    return folder if os.path.isdir(folder) else None
+
+
+def refuse_taken_port(plan: LaunchPlan, others: Sequence[tuple[str, int]]) -> None:
+    """Exit 4 when the plan's port cannot be used, naming who has it.
+
+    Args:
+        others: (name, port) of the other deployments that are active: a loading one does not listen yet.
+    """
+    fix = ["choose another: --port PORT", "or stop what has it"]
+    for name, port in others:
+        if port == plan.port:
+            raise refused(
+                f"port {plan.port} belongs to the deployment {name}",
+                evidence=[f"kdeploy status {name} shows it"],
+                fix=[f"kdeploy down {name}", *fix[:1]],
+            )
+    problem = port_problem(plan.host, plan.port)
+    if problem is None:
+        return
+    if problem.startswith("cannot bind"):
+        raise usage(problem, fix=["--set serve.host=ADDRESS, one that this machine has"])
+    found = holder(plan.port, plan.host)
+    who = f"pid {found.pid}: {title(found.pid)[:100]}" if found and found.pid else "its process is not visible here"
+    raise refused(problem, evidence=[who], fix=fix)

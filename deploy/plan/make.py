@@ -1,0 +1,142 @@
+"""From a resolved profile and the facts about engine, checkpoint, GPUs and shell to one LaunchPlan. Pure."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from deploy.checkpoint.weights import WeightFile
+from deploy.engine.flags import Flags, canonical, managed_in
+from deploy.engine.installations import Engine
+from deploy.errors import usage
+from deploy.plan.command_line import serve_arguments
+from deploy.plan.environment import compose
+from deploy.plan.launch_plan import Gpu, LaunchPlan, Shard
+from deploy.profile.schema import Profile
+
+
+class Facts(NamedTuple):
+    """What was found out before planning. `model` is the folder or hub id that vLLM is given; `weights` are empty
+    when the checkpoint is not on disk; `gpus` are the leased (or assumed) ones, None for a CPU engine."""
+
+    engine: Engine
+    model: str
+    weights: list[WeightFile]
+    gpus: list[Gpu] | None
+    environ: Mapping[str, str]
+    flags: Flags
+
+
+def make_plan(
+    profile: Profile,
+    profile_name: str,
+    profile_file: str,
+    facts: Facts,
+    *,
+    name: str | None = None,
+    extra: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> LaunchPlan:
+    """The plan.
+
+    Raises:
+        KdeployError: (exit 2) the profile or the verbatim tail cannot be turned into a command.
+    """
+    _refuse(profile, extra, facts.flags)
+    plain_switches = frozenset(
+        flag for flag, record in facts.flags.flags.items() if record["kind"] == "switch" and not record.get("negative")
+    )
+    arguments = serve_arguments(profile, facts.model, extra, plain_switches=plain_switches)
+    environment = compose(
+        facts.environ,
+        profile={key: value for key, value in profile.env.items() if value is not None},
+        engine=facts.engine.env,
+        gpus=None if facts.gpus is None else [gpu.index for gpu in facts.gpus],
+        limit_s=profile.load.limit_s,
+    )
+    for key, value in profile.env.items():
+        if value is None:
+            environment.values.pop(key, None)
+    served = profile.model.served_name or [facts.model]
+    plan = LaunchPlan(
+        name=name or profile_name,
+        profile=profile_name,
+        profile_file=profile_file,
+        digest="",
+        model=facts.model,
+        served_names=list(served),
+        argv=[*facts.engine.start, *arguments],
+        env=environment.values,
+        host=profile.serve.host,
+        port=profile.serve.port,
+        engine=facts.engine.to_json(),
+        limits=_limits(profile),
+        health=profile.health.model_dump(),
+        canary={**profile.canary.model_dump(), "max_model_len": profile.serve.max_model_len},
+        gpus=facts.gpus or [],
+        gpus_wanted=profile.gpus,
+        gpu_memory_utilization=profile.serve.gpu_memory_utilization,
+        shards=[Shard(file.name, file.size) for file in facts.weights],
+        passed_through=environment.passed,
+        dropped=environment.dropped,
+        notes=[*notes, *_notes(profile, arguments, facts.flags)],
+        bench=profile.bench.model_dump(),
+    )
+    return _with_digest(plan)
+
+
+def _limits(profile: Profile) -> dict[str, Any]:
+    return {
+        "stall_s": profile.load.stall_s,
+        "limit_s": profile.load.limit_s,
+        **profile.stop.model_dump(),
+        "restart": profile.restart.model_dump(),
+    }
+
+
+def _with_digest(plan: LaunchPlan) -> LaunchPlan:
+    """The plan with a digest of what decides the launch: what two plans must share to be the same launch."""
+    from dataclasses import replace
+
+    decides = [plan.argv, plan.env, plan.engine, plan.limits, plan.health, plan.canary]
+    text = json.dumps(decides, sort_keys=True)
+    return replace(plan, digest=hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _refuse(profile: Profile, extra: Sequence[str], flags: Flags) -> None:
+    if not (profile.model.path or profile.model.id):
+        raise usage(
+            "the profile names no model", fix=["set model.path or model.id; a base is only there to be extended"]
+        )
+    if profile.model.trust_remote_code and not profile.model.path and not profile.model.revision:
+        raise usage(
+            "model.trust_remote_code runs code from the hub, and no revision is pinned",
+            fix=["set model.revision to a commit, or model.path to a local folder"],
+        )
+    if profile.parallel.tensor % profile.parallel.decode_context:
+        raise usage(
+            f"parallel.decode_context {profile.parallel.decode_context} does not divide "
+            f"parallel.tensor {profile.parallel.tensor}"
+        )
+    ranks = profile.parallel.tensor * profile.parallel.pipeline * profile.parallel.data
+    if profile.gpus and profile.gpus != ranks:
+        raise usage(
+            f"hardware.gpus is {profile.gpus}, but tensor x pipeline x data is {ranks}",
+            fix=[f"set hardware.gpus to {ranks}, or leave it out"],
+        )
+    if profile.patches:
+        raise usage(f"unknown patch: {', '.join(profile.patches)}", fix=["this version of kdeploy ships no patches"])
+    if {canonical(key) for key in profile.args} & {"ssl-keyfile", "ssl-certfile"}:
+        raise usage("kdeploy cannot watch a server behind TLS", fix=["put a proxy in front of it that speaks TLS"])
+    for word, key in managed_in(extra, flags)[:1]:
+        raise usage(f"{word} after -- is decided by the profile's {key}", fix=[f"--set {key.split(' ')[0]}=VALUE"])
+
+
+def _notes(profile: Profile, arguments: Sequence[str], flags: Flags) -> list[str]:
+    notes = []
+    if profile.load.prewarm == "on":
+        notes.append("load.prewarm: this version of kdeploy does not read weights ahead")
+    for variable in sorted(profile.env):
+        if variable.startswith("VLLM_") and variable not in flags.environment:
+            notes.append(f"env.{variable}: vLLM {flags.version} does not know this variable")
+    return notes

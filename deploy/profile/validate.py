@@ -1,0 +1,87 @@
+"""From a merged tree to a `Profile`, or to every problem in it at once, each with its place. Pure."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from deploy.profile.schema import Profile, for_validation
+from deploy.profile.yaml_reader import Mapping, Node, Position, Problem, Sequence
+
+
+def validate(tree: Mapping) -> tuple[Profile | None, list[Problem]]:
+    """The profile that the tree describes, or None and every problem in it."""
+    try:
+        return Profile.model_validate(for_validation(tree)), []
+    except ValidationError as error:
+        return None, [_problem(tree, details) for details in error.errors(include_url=False)]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` was probably meant to be."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _problem(tree: Mapping, details: Any) -> Problem:
+    path = [str(part) for part in details["loc"]]
+    key = ".".join(path)
+    kind = details["type"]
+    if kind == "extra_forbidden":
+        close = nearest(path[-1], _keys_at(path[:-1]))
+        hint = f"did you mean `{close}`?" if close else _where_else(path[-1])
+        return Problem(_place(tree, path, of_key=True), f"unknown key `{key}`", hint)
+    at = _place(tree, path)
+    if kind == "missing":
+        return Problem(at, f"`{key}` is missing")
+    if kind in ("model_type", "model_attributes_type"):
+        return Problem(at, f"`{key}` is a map of keys")
+    if kind == "literal_error":
+        values = details["ctx"]["expected"]
+        close = nearest(str(details["input"]), values.replace("'", "").replace(" or ", ", ").split(", "))
+        hint = f"did you mean `{close}`?" if close else None
+        return Problem(at, f"`{key}` is {values}, not `{details['input']}`", hint)
+    if kind == "value_error":
+        return Problem(at, f"`{key}`: {details['ctx']['error']}")
+    return Problem(at, f"`{key}`: {str(details['msg']).replace('Input should be', 'must be')}")
+
+
+def _keys_at(path: list[str]) -> list[str]:
+    """The keys that the schema knows under `path`."""
+    model: type[BaseModel] = Profile
+    for part in path:
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _where_else(word: str) -> str | None:
+    """A key that exists, but in another section; or a vLLM flag in the wrong place."""
+    word = word.replace("-", "_")
+    if word == "<<":
+        return "YAML 1.2 has no merge keys; use extends: [BASE]"
+    for section in Profile.model_fields:
+        if word in _keys_at([section]):
+            return f"it belongs under `{section}:`"
+    return "a vLLM flag belongs under `args:`, a variable under `env:`"
+
+
+def _place(tree: Mapping, path: list[str], *, of_key: bool = False) -> Position:
+    """Where the value (or key) at `path` was written; the nearest enclosing place when it was not."""
+    node: Node = tree
+    at = tree.at
+    for index, part in enumerate(path):
+        if isinstance(node, Mapping) and part in node.entries:
+            last = index == len(path) - 1
+            at = node.keys[part] if (last and of_key) else node.entries[part].at
+            node = node.entries[part]
+        elif isinstance(node, Sequence) and part.isdigit() and int(part) < len(node.items):
+            node = node.items[int(part)]
+            at = node.at
+        else:
+            break
+    return at

@@ -1,0 +1,1 @@
+"""The state folder: where things lie, who may write them, and the journal."""

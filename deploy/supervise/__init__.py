@@ -1,0 +1,1 @@
+"""The long-lived process of one deployment: it spawns or adopts the engine, follows it, and ends it."""

@@ -1,0 +1,179 @@
+"""What commands do with supervisors: start one, have one adopt, ask one to stop, follow its journal."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+from deploy.errors import FAILED, KdeployError, environment, refused
+from deploy.host.processes import send
+from deploy.lifecycle.events import Event
+from deploy.plan.launch_plan import LaunchPlan
+from deploy.store import deployments
+from deploy.store.deployments import Deployment
+from deploy.store.journal import Tail
+from deploy.store.launches import Launch, launches, lock_path, make_deployment, make_launch
+from deploy.store.locks import read_holder, try_lock, write_holder
+
+ANSWER_LIMIT_S = 30.0
+POLL_S = 0.05
+LETTING_GO_S = 5.0
+
+
+def take_lock(name: str) -> int:
+    """The deployment's lock, or exit 4 naming who holds it and since when."""
+    make_deployment(name)
+    path = lock_path(name)
+    fd = try_lock(path)
+    if fd is None:
+        raise held(name)
+    write_holder(fd, {"role": "command", "pid": os.getpid()})
+    return fd
+
+
+def held(name: str) -> KdeployError:
+    """The refusal for a deployment that another operation holds."""
+    holder = read_holder(lock_path(name))
+    deployment = deployments.observe(name)
+    state = f"already {deployment.state}" if deployment else "being started"
+    if deployment and deployment.observed.retry and not deployment.observed.over:
+        state = "failed and about to be restarted by its policy"
+    who = f"{holder.get('role', 'process')} pid {holder.get('pid', '?')} since {holder.get('since', '?')}"
+    return refused(
+        f"{name} is {state}",
+        evidence=[f"{lock_path(name)}: held by {who}"],
+        fix=[f"kdeploy wait {name}   waits until it is ready", f"kdeploy down {name}   stops it"],
+    )
+
+
+def launch(plan: LaunchPlan, lock_fd: int, lease_fds: Iterable[int] = ()) -> Launch:
+    """Make the launch folder, write the plan, start the supervisor, and return once it has taken over.
+
+    The caller's lock and leases pass to the supervisor; the caller's copies are closed.
+    """
+    try:
+        folder = make_launch(plan.name, plan.to_json())
+    except OSError as error:
+        raise environment(f"cannot write the plan: {error.strerror}", evidence=[str(error.filename)]) from None
+    _start("launch", folder, lock_fd, [*lease_fds])
+    return folder
+
+
+def adopt(deployment: Deployment) -> bool:
+    """Start a supervisor that takes `deployment` over. False when somebody else was quicker."""
+    lock_fd = try_lock(lock_path(deployment.name))
+    if lock_fd is None:
+        return False
+    _start("adopt", deployment.launch, lock_fd, [])
+    return True
+
+
+def _start(action: str, folder: Launch, lock_fd: int, lease_fds: list[int]) -> None:
+    answer_read, answer_write = os.pipe()
+    order = {
+        "action": action,
+        "deployment": folder.deployment,
+        "launch": folder.id,
+        "answer_fd": answer_write,
+        "lock_fd": lock_fd,
+        "lease_fds": lease_fds,
+    }
+    with open(folder.supervisor_log, "ab") as log:
+        process = subprocess.Popen(
+            # -P: a user's own ./deploy folder must not become our supervisor
+            [sys.executable, "-P", "-m", "deploy.supervise"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(answer_write, lock_fd, *lease_fds),
+            cwd="/",
+        )
+    os.close(answer_write)
+    for fd in (lock_fd, *lease_fds):
+        os.close(fd)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(order).encode())
+        process.stdin.close()
+    try:
+        # a Ctrl-C from here on must not look like a failure: the supervisor has everything it needs
+        readable, _, _ = select.select([answer_read], [], [], ANSWER_LIMIT_S)
+        answer = os.read(answer_read, 4096) if readable else b""
+    finally:
+        os.close(answer_read)
+    if answer.strip() != b"ok":
+        raise KdeployError(
+            "the supervisor did not start",
+            evidence=[f"{folder.supervisor_log}: {_last_line(folder.supervisor_log)}"],
+            fix=["this is a fault of kdeploy: kdeploy report collects what is needed to mend it"],
+            code=FAILED,
+        )
+    # it lives on without us; not a leak
+    process.returncode = 0
+
+
+def _last_line(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except OSError:
+        return "cannot be read"
+    return lines[-1] if lines else "empty"
+
+
+def ensure_supervised(deployment: Deployment) -> tuple[Deployment, bool]:
+    """The deployment with a supervisor that writes its journal, and whether one had to be started for it."""
+    # root looking at a user's deployments must not leave files of root's among them
+    ours = os.stat(deployment.launch.folder).st_uid == os.geteuid()
+    if not deployment.orphaned or not ours or not adopt(deployment):
+        return deployment, False
+    fresh = deployments.observe(deployment.name)
+    assert fresh is not None
+    return fresh, True
+
+
+def ask_to_stop(deployment: Deployment, *, force: bool) -> bool:
+    """Signal the supervisor to stop the engine. False when there is no supervisor."""
+    return signal_supervisor(deployment, signal.SIGUSR1 if force else signal.SIGTERM)
+
+
+def signal_supervisor(deployment: Deployment, number: signal.Signals) -> bool:
+    """Send the supervisor a signal (and wake it if somebody stopped it). False when there is none."""
+    identity = deployments.supervisor_of(deployment.name)
+    if identity is None:
+        return False
+    send(identity, signal.SIGCONT)
+    return send(identity, number)
+
+
+def wait_for_lock(name: str, seconds: float = LETTING_GO_S) -> int:
+    """The lock of a deployment that is about to let go of it."""
+    deadline = time.monotonic() + seconds
+    while (fd := try_lock(lock_path(name))) is None:
+        if time.monotonic() > deadline:
+            raise held(name)
+    return fd
+
+
+class Follower:
+    """Reads a deployment's journals on, through restarts: each `poll` gives the records that are new."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.tail = Tail(launch.events)
+
+    def poll(self) -> Iterator[Event]:
+        """New records, those of the next launch after those of this one."""
+        yield from self.tail.poll()
+        later = [item for item in launches(self.launch.deployment) if item.id != self.launch.id]
+        if later and later[-1].folder > self.launch.folder and os.path.exists(later[-1].events):
+            yield from self.tail.poll()
+            self.launch = later[-1]
+            self.tail = Tail(self.launch.events)
+            yield from self.tail.poll()

@@ -1,0 +1,56 @@
+"""Which processes are the engine's: recorded identities, kept for the journal and for whoever adopts."""
+
+import os
+import re
+from typing import NamedTuple
+
+from deploy.host.processes import Identity, Process, holders_of, snapshot, title, tree
+
+# What a process is for, by the title that vLLM gives it. This never decides whose a process is.
+RANK = re.compile(r"(^|::)(EngineCore|Worker)")
+
+
+class Member(NamedTuple):
+    """One process of the engine, with the title it had when it was recorded."""
+
+    identity: Identity
+    title: str
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether the engine cannot live without it."""
+        return RANK.search(self.title) is not None
+
+
+class Ledger:
+    """The engine's processes as far as they were ever seen."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        self.leader: Identity | None = None
+        self.members: dict[Identity, Member] = {}
+        self.parent_of_engine = True  # False after adoption: orphans do not come to us then
+
+    def living(self) -> list[Process]:
+        """The engine's living processes now."""
+        processes = snapshot()
+        known = set(self.members)
+        if not self.parent_of_engine:
+            known.update(process.identity for process in holders_of(self.log))
+        return tree(
+            self.leader,
+            known,
+            processes,
+            reaper=os.getpid() if self.parent_of_engine else None,
+        )
+
+    def refresh(self) -> list[Member]:
+        """Look again; the members that are new or have taken their title since."""
+        fresh = []
+        for process in self.living():
+            member = Member(process.identity, title(process.pid)[:80])
+            before = self.members.get(process.identity)
+            if before is None or (member.is_rank and not before.is_rank):
+                self.members[process.identity] = member
+                fresh.append(member)
+        return fresh

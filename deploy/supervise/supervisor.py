@@ -1,0 +1,631 @@
+"""The supervisor's loop: one thread, one selector; the world becomes events, actions become system calls.
+
+What to do is decided in `lifecycle.machine`, never here. Every record is journalled before its actions are taken.
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from deploy.engine.diagnosis import diagnose
+from deploy.engine.http import Answer, Exchange, request
+from deploy.engine.log import Line, LogReader, Sighting
+from deploy.errors import KdeployError
+from deploy.host.listeners import held_sockets, listening_inodes, probe_host
+from deploy.host.processes import (
+    Identity,
+    boot_id,
+    identity_of,
+    is_alive,
+    open_pidfd,
+    send_all,
+    title,
+    work_of,
+)
+from deploy.host.shm import mapped_by, remove_unmapped
+from deploy.lifecycle.machine import Input, Limits, Machine, Step, next_deadline, start, step
+from deploy.lifecycle.states import FAILED, SERVING, STARTING, STOPPING
+from deploy.plan.launch_plan import LaunchPlan
+from deploy.plan.references import Unresolved
+from deploy.store.journal import Journal
+from deploy.store.launches import Launch, make_launch
+from deploy.supervise.gate import Gate
+from deploy.supervise.ledger import Ledger, Member
+from deploy.supervise.spawn import CannotSpawn, resolved, spawn
+
+LOG_POLL_S = 0.2  # while starting
+LOG_POLL_READY_S = 5.0
+LOG_CHUNK = 1 << 20
+MEMBERS_POLL_S = 0.5  # while starting
+MEMBERS_POLL_READY_S = 60.0
+GATE_POLL_S = 0.25
+GONE_POLL_S = 0.05
+DRAIN_POLL_S = 0.25
+RANK_LOST_GRACE_S = 1.0  # a rank's death is followed by vLLM's own words about it
+PROGRESS_EVERY_S = 1.0
+TROUBLE_KEPT = 400
+BUSY_BYTES = 1 << 20  # read between two looks: a disk at 1 MiB/s still moves
+BUSY_SHARE = 0.05  # of one processor; idle Python with its timers stays well below
+
+# What a signal asks of us.
+STOPS: dict[int, dict[str, Any]] = {
+    signal.SIGTERM: {"force": False},
+    signal.SIGINT: {"force": False},
+    signal.SIGUSR1: {"force": True},
+    signal.SIGUSR2: {"force": False, "restart": True},
+}
+
+COUNTERS = re.compile(rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([0-9.e+]+)", re.MULTILINE)
+
+
+class Supervisor:
+    """Owns one deployment from spawn (or adoption) to its end."""
+
+    def __init__(self, plan: LaunchPlan, launch: Launch, limits: Limits, tell_parent: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.limits = limits
+        self.tell_parent = tell_parent
+        self.selector = selectors.DefaultSelector()
+        self.finished = False
+        self.exchange: Exchange | None = None
+        self.on_answer: Callable[[Answer], None] | None = None
+        self.journal_tried = 0.0
+        self._begin(launch, start(time.monotonic()))
+        self._install_signals()
+
+    # ------------------------------------------------------------------ one launch
+
+    def _begin(self, launch: Launch, machine: Machine) -> None:
+        """Everything that belongs to one launch, empty."""
+        self.launch = launch
+        self.machine = machine
+        self.journal = Journal(launch.events)
+        self.ledger = Ledger(launch.log)
+        self.reader = LogReader()
+        self.trouble: list[Line] = []
+        self.log_offset = 0
+        self.gate = Gate(self.plan)
+        self.foreign_told = False
+        self.quiet_readings = self.blind_readings = 0
+        self.work: tuple[float, int, float] | None = None
+        self.shm: set[str] = set()
+        self.rank_lost: tuple[float, Member] | None = None
+        self.pidfds: dict[Identity, int] = {}
+        self.leader_status: int | None = None
+        self.leader_reaped = False
+        self.due: dict[str, float] = {}
+
+    def run_new(self, restarts: tuple[float, ...] = ()) -> None:
+        """Spawn the engine and stay until the deployment is over."""
+        self._spawn(restarts)
+        self._loop()
+
+    def _spawn(self, restarts: tuple[float, ...]) -> None:
+        self._record(
+            "launch",
+            {
+                "state": STARTING,
+                "phase": "spawn",
+                "launch": self.launch.id,
+                "supervisor": identity_of(os.getpid()),
+                "boot_id": boot_id(),
+                "restarts": list(restarts),
+                "url": self.plan.url,
+            },
+        )
+        self._record("spawning", {"argv0": self.plan.argv[0]})
+        if self.journal.pending:
+            # an engine that nobody could find again must not be started
+            self.tell_parent(f"cannot write {self.launch.events}")
+            self.finished = True
+            return
+        self.tell_parent("ok")
+        try:
+            engine = spawn(self.plan, self.launch.log, self.launch.folder)
+        except CannotSpawn as error:
+            diagnosis = {
+                "cause": "cannot-spawn",
+                "summary": f"the engine could not be started: {error}",
+                "evidence": [],
+                "fix": ["kdeploy render PROFILE shows the command"],
+                "retryable": False,
+            }
+            self.leader_reaped = True
+            self._input("exited", {"diagnosis": diagnosis, "exit_code": None, "signal": None})
+            return
+        engine.process.returncode = 0  # we reap it ourselves; this keeps Popen from trying
+        self._record("spawned", {"pid": engine.identity.pid, "identity": engine.identity})
+        self._watch_leader(engine.identity)
+        self._schedule_all()
+
+    def run_adopted(self, leader: Identity | None, members: dict[Identity, Member], machine: Machine, why: str) -> None:
+        """Take over an engine whose supervisor is gone, and stay until the deployment is over."""
+        self.machine = machine
+        self.ledger.parent_of_engine = False
+        self.ledger.members = dict(members)
+        self._record(
+            "adopted",
+            {
+                "supervisor": identity_of(os.getpid()),
+                "boot_id": boot_id(),
+                "pid": leader.pid if leader else None,
+                "why": why,
+            },
+        )
+        self.tell_parent("ok")
+        if machine.state in SERVING:
+            self.log_offset = _size(self.launch.log)
+        for member in members.values():
+            self._watch_member(member)
+        if leader is None or not is_alive(leader):
+            self.ledger.leader = leader
+            self._gone_unseen(why)
+        else:
+            self._watch_leader(leader)
+        self._schedule_all()
+        if self.machine.state == STOPPING:
+            self._signal_tree("SIGTERM")
+        self._loop()
+
+    def _gone_unseen(self, why: str) -> None:
+        """Adopted too late: the engine's first process had ended before. No restart comes of that by itself."""
+        self._read_log(to_end=True)
+        diagnosis = diagnose(self.trouble, exit_code=None, signal=None, tail=self.reader.tail())
+        if diagnosis["cause"] == "engine-died":
+            diagnosis["summary"] = f"the engine ended while nobody supervised it ({why})"
+        diagnosis["retryable"] = False
+        self._input("exited", {"exit_code": None, "signal": None, "diagnosis": diagnosis})
+
+    def _schedule_all(self) -> None:
+        now = time.monotonic()
+        for name in ("log", "members", "probe"):
+            self.due[name] = now
+        if self.machine.ending is not None:
+            self.due["gone"] = now
+
+    # ------------------------------------------------------------------ the loop
+
+    def _loop(self) -> None:
+        while not self.finished:
+            now = time.monotonic()
+            deadline = next_deadline(self.machine, self.limits)
+            if deadline is not None and deadline <= now:
+                self._input("tick", {"survivors": self._survivors()} if self.machine.ending == "kill" else {})
+                continue
+            self._run_due(now)
+            if self.finished:
+                return
+            for key, _ in self.selector.select(self._timeout()):
+                key.data()
+                if self.finished:
+                    return
+
+    def _timeout(self) -> float:
+        moments = list(self.due.values())
+        deadline = next_deadline(self.machine, self.limits)
+        if deadline is not None:
+            moments.append(deadline)
+        if self.exchange is not None:
+            moments.append(self.exchange.deadline)
+        if self.rank_lost is not None:
+            moments.append(self.rank_lost[0])
+        if self.journal.pending:
+            moments.append(self.journal_tried + 1.0)
+        return max(0.0, min(moments, default=time.monotonic() + 60.0) - time.monotonic())
+
+    def _run_due(self, now: float) -> None:
+        tasks = {
+            "log": self._follow_log,
+            "members": self._look_at_members,
+            "probe": self._probe,
+            "gone": self._check_gone,
+            "drain": self._probe_drain,
+        }
+        for name, task in tasks.items():
+            if self.due.get(name, now + 1) <= now and not self.finished:
+                del self.due[name]
+                task()
+        if self.journal.pending and self.journal_tried + 1.0 <= now:
+            self.journal_tried = now
+            self.journal.flush()
+        if self.exchange is not None and self.exchange.deadline <= now:
+            self.exchange.expire()
+            self._exchange_done()
+        if self.rank_lost is not None and self.rank_lost[0] <= now:
+            self._fail_by_lost_rank(self.rank_lost[1])
+
+    def _again(self, name: str, seconds: float) -> None:
+        self.due[name] = time.monotonic() + seconds
+
+    # ------------------------------------------------------------------ events and actions
+
+    def _record(self, kind: str, data: dict[str, Any]) -> None:
+        self.journal.append(kind, data)
+
+    def _input(self, kind: str, data: dict[str, Any] | None = None) -> None:
+        """Hand an event to the machine; journal what it says; do what it says."""
+        event = Input(kind, time.monotonic(), time.time(), data or {})
+        before = self.machine
+        outcome: Step = step(before, event, self.limits)
+        self.machine = outcome.machine
+        for record in outcome.records:
+            self._record(record.kind, record.data)
+        if self.machine.ending is not None and before.ending is None:
+            self._enter_ending()
+        for action in outcome.actions:
+            self._act(action.kind, action.data)
+
+    def _act(self, kind: str, data: dict[str, Any]) -> None:
+        if kind == "signal" and data["scope"] == "leader":
+            self._signal_leader(data["signal"])
+        elif kind == "signal":
+            self._signal_tree(data["signal"])
+        elif kind == "drain":
+            self.due["drain"] = time.monotonic()
+        elif kind == "relaunch":
+            self._relaunch()
+        elif kind == "finish":
+            self.finished = True
+
+    def _enter_ending(self) -> None:
+        """The tree is to end: see once more who belongs to it, and stop probing."""
+        self._drop_exchange()
+        self.due.pop("probe", None)
+        self.rank_lost = None
+        self._look_at_members()
+        self.due["gone"] = time.monotonic()
+
+    def _signal_leader(self, name: str) -> None:
+        leader = self.ledger.leader
+        if leader is None or not is_alive(leader):
+            self._signal_tree(name)
+            return
+        self._record("signal", {"signal": name, "pids": [leader.pid]})
+        send_all([leader], signal.Signals[name])
+        send_all([leader], signal.SIGCONT)  # a stopped process takes SIGTERM only when it runs again
+
+    def _signal_tree(self, name: str) -> None:
+        living = self.ledger.living()
+        if not living:
+            return
+        self._record("signal", {"signal": name, "pids": [process.pid for process in living]})
+        send_all([process.identity for process in living], signal.Signals[name])
+        send_all([process.identity for process in living if process.state in "Tt"], signal.SIGCONT)
+
+    def _survivors(self) -> list[str]:
+        return [f"pid {p.pid} state {p.state} {title(p.pid)[:60]}" for p in self.ledger.living()]
+
+    def _check_gone(self) -> None:
+        """While the tree is being ended: is it gone?"""
+        if self.machine.ending in (None, "done"):
+            return
+        self._reap()
+        if self.machine.ending == "drain" or self.ledger.living():
+            self._again("gone", GONE_POLL_S)
+            return
+        data: dict[str, Any] = {"seconds": round(time.monotonic() - self.machine.ending_since, 3)}
+        removed = remove_unmapped(self.shm)
+        if removed:
+            data["shared_memory_removed"] = removed
+        self._forget_pidfds()
+        self._input("tree_gone", data)
+
+    def _relaunch(self) -> None:
+        """A restart: a launch of its own, in a folder of its own, from the recorded plan."""
+        machine = self.machine
+        try:
+            launch = make_launch(self.launch.deployment, self.plan.to_json())
+        except (OSError, KdeployError) as error:
+            self._record("gave-up", {"state": FAILED, "reason": f"no folder for the next launch: {error}"})
+            self.finished = True
+            return
+        self._record("relaunched", {"launch": launch.id})
+        self._drop_exchange()
+        self._forget_pidfds()
+        self._begin(launch, machine)
+        self._spawn(machine.restarts)
+
+    # ------------------------------------------------------------------ signals to us
+
+    def _install_signals(self) -> None:
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # a handler, even an empty one, is reset to the default when the engine is executed; an ignore is not
+        for number in (*STOPS, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        self.selector.register(reader, selectors.EVENT_READ, lambda: self._signalled(reader))
+
+    def _signalled(self, reader: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(reader, 4096):
+                if number == signal.SIGCHLD:
+                    self._reap()
+                elif number in STOPS:
+                    self._input("stop_asked", STOPS[number])
+
+    # ------------------------------------------------------------------ processes
+
+    def _watch_leader(self, leader: Identity) -> None:
+        self.ledger.leader = leader
+        self.ledger.members.setdefault(leader, Member(leader, title(leader.pid)[:80]))
+        fd = open_pidfd(leader)
+        if fd is None:
+            self._leader_gone()
+            return
+        self.pidfds[leader] = fd
+        self.selector.register(fd, selectors.EVENT_READ, self._leader_gone)
+
+    def _watch_member(self, member: Member) -> None:
+        if member.identity in self.pidfds or member.identity == self.ledger.leader:
+            return
+        fd = open_pidfd(member.identity)
+        if fd is None:
+            return
+        self.pidfds[member.identity] = fd
+        self.selector.register(fd, selectors.EVENT_READ, lambda: self._member_gone(member.identity))
+
+    def _drop_pidfd(self, identity: Identity) -> None:
+        fd = self.pidfds.pop(identity, None)
+        if fd is not None:
+            self.selector.unregister(fd)
+            os.close(fd)
+
+    def _forget_pidfds(self) -> None:
+        for identity in list(self.pidfds):
+            self._drop_pidfd(identity)
+
+    def _reap(self) -> None:
+        """Collect every child that has ended: the engine, and orphans that came to us as subreaper."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self.ledger.leader is not None and pid == self.ledger.leader.pid and not self.leader_reaped:
+                self.leader_status, self.leader_reaped = status, True
+
+    def _leader_gone(self) -> None:
+        """The engine's first process has ended."""
+        if self.ledger.leader is not None:
+            self._drop_pidfd(self.ledger.leader)
+        self._reap()
+        if self.machine.leader_gone:
+            return
+        code: int | None = None
+        name: str | None = None
+        if self.leader_status is not None:
+            exit_code = os.waitstatus_to_exitcode(self.leader_status)
+            code = exit_code if exit_code >= 0 else None
+            name = signal.Signals(-exit_code).name if exit_code < 0 else None
+        self._read_log(to_end=True)
+        diagnosis = diagnose(self.trouble, exit_code=code, signal=name, tail=self.reader.tail())
+        self._input("exited", {"exit_code": code, "signal": name, "diagnosis": diagnosis})
+
+    def _member_gone(self, identity: Identity) -> None:
+        member = self.ledger.members[identity]
+        self._drop_pidfd(identity)
+        if self.machine.ending is None:
+            self._record("process-ended", {"pid": identity.pid, "title": member.title})
+            if member.is_rank and self.rank_lost is None:
+                self.rank_lost = (time.monotonic() + RANK_LOST_GRACE_S, member)
+
+    def _fail_by_lost_rank(self, member: Member) -> None:
+        """A rank died and the engine's server has not followed it: vLLM cannot go on without it."""
+        self.rank_lost = None
+        self._read_log(to_end=False)
+        found = diagnose(self.trouble, exit_code=None, signal=None, tail=self.reader.tail())
+        if found["cause"] == "engine-died":
+            found["summary"] = f"{member.title} (pid {member.identity.pid}) ended by itself"
+        self._input("rank_lost", {"diagnosis": found})
+
+    def _look_at_members(self) -> None:
+        fresh = self.ledger.refresh()
+        if fresh:
+            self._record("members", {"members": [[*m.identity, m.title] for m in fresh]})
+            for member in fresh:
+                self._watch_member(member)
+        self.shm |= mapped_by(identity.pid for identity in self.ledger.members)
+        if self.machine.state == STARTING:
+            self._look_for_work()
+        self._again("members", MEMBERS_POLL_S if self.machine.state == STARTING else MEMBERS_POLL_READY_S)
+
+    def _look_for_work(self) -> None:
+        """Bytes read or processor time spent are progress too: vLLM may be silent for long and yet move."""
+        now = time.monotonic()
+        read, cpu = work_of(identity.pid for identity in self.ledger.members)
+        if self.work is not None:
+            then, read_before, cpu_before = self.work
+            busy = cpu - cpu_before > BUSY_SHARE * (now - then)
+            if read - read_before >= BUSY_BYTES or busy:
+                self._input("progress")
+        self.work = (now, read, cpu)
+
+    # ------------------------------------------------------------------ the log
+
+    def _follow_log(self) -> None:
+        if self.machine.ending is not None:
+            return
+        self._read_log(to_end=False)
+        self._again("log", LOG_POLL_S if self.machine.state == STARTING else LOG_POLL_READY_S)
+
+    def _read_log(self, *, to_end: bool) -> None:
+        try:
+            with open(self.launch.log, "rb") as file:
+                file.seek(self.log_offset)
+                while chunk := file.read(LOG_CHUNK):
+                    self.log_offset += len(chunk)
+                    self._see(self.reader.feed(chunk))
+        except OSError:
+            return
+        if to_end:
+            self._see(self.reader.finish())
+
+    def _see(self, sightings: list[Sighting]) -> None:
+        for sighting in sightings:
+            if sighting.kind == "phase":
+                self._input("phase_seen", sighting.data)
+            elif sighting.kind == "trouble":
+                if len(self.trouble) < TROUBLE_KEPT:
+                    self.trouble.append(sighting.data["line"])
+            elif sighting.kind == "fact":
+                self._record("fact", sighting.data)
+            else:
+                self._shards_seen(sighting.data)
+
+    def _shards_seen(self, data: dict[str, Any]) -> None:
+        """Progress of the weights by vLLM's own bar; bytes from the shards' sizes when the bar counts files."""
+        self._input("progress")
+        done, total = data["done"], data["total"]
+        progress = {"shards_done": done, "shards_total": total, "pass": data["pass"], "source": "log"}
+        if total == len(self.plan.shards):
+            progress["bytes_done"] = sum(shard.size for shard in self.plan.shards[:done])
+        elif self.plan.bytes_total:
+            progress["bytes_done"] = self.plan.bytes_total * done // total
+        progress["bytes_total"] = self.plan.bytes_total
+        self._record("progress", progress)
+
+    # ------------------------------------------------------------------ HTTP
+
+    def _send(self, method: str, path: str, body: bytes, timeout_s: float, on_answer: Callable[[Answer], None]) -> None:
+        host = probe_host(self.plan.host)
+        data = request(method, path, host, body=body, api_key=self._api_key())
+        exchange = Exchange(host, self.plan.port, data, deadline=time.monotonic() + timeout_s)
+        self.exchange, self.on_answer = exchange, on_answer
+        if exchange.answer is not None:
+            self._exchange_done()
+            return
+        self.selector.register(exchange, selectors.EVENT_WRITE, self._exchange_ready)
+
+    def _exchange_ready(self) -> None:
+        exchange = self.exchange
+        assert exchange is not None
+        exchange.advance()
+        if exchange.answer is not None:
+            self._exchange_done()
+        elif not exchange.wants_write:
+            self.selector.modify(exchange, selectors.EVENT_READ, self._exchange_ready)
+
+    def _exchange_done(self) -> None:
+        exchange, on_answer = self.exchange, self.on_answer
+        assert exchange is not None
+        assert on_answer is not None
+        assert exchange.answer is not None
+        self.exchange = self.on_answer = None
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(exchange)
+        on_answer(exchange.answer)
+
+    def _drop_exchange(self) -> None:
+        if self.exchange is not None:
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(self.exchange)
+            self.exchange.close()
+            self.exchange = self.on_answer = None
+
+    def _api_key(self) -> str | None:
+        """The key that the engine was started with, if our probes need one."""
+        argv = self.plan.argv
+        word = argv[argv.index("--api-key") + 1] if "--api-key" in argv[:-1] else self.plan.env.get("VLLM_API_KEY")
+        try:
+            return resolved(word) if word else None
+        except Unresolved:
+            return None
+
+    def _probe(self) -> None:
+        if self.exchange is not None or self.machine.ending is not None:
+            return
+        if self.machine.state == STARTING:
+            self._probe_gate()
+        else:
+            self._send("GET", "/health", b"", float(self.plan.health["timeout_s"]), self._health_answered)
+
+    def _probe_gate(self) -> None:
+        inodes = listening_inodes(self.plan.port, self.plan.host)
+        if not inodes:
+            self._again("probe", GATE_POLL_S)
+            return
+        if not self._listener_is_ours(inodes):
+            if not self.foreign_told:
+                self.foreign_told = True
+                self._record("foreign-listener", {"port": self.plan.port})
+            self._again("probe", GATE_POLL_S)
+            return
+        ask = self.gate.next_ask()
+        self._send(ask.method, ask.path, ask.body, ask.timeout_s, self._gate_answered)
+
+    def _listener_is_ours(self, inodes: set[int]) -> bool:
+        """Every socket that listens at our address must be held by the engine: with SO_REUSEPORT a stranger's beside
+        it would get a share of the requests."""
+        held = [held_sockets(process.pid) for process in self.ledger.living()]
+        # where no descriptor of the engine can be read, nothing speaks against it
+        readable = [sockets for sockets in held if sockets is not None]
+        return not readable or inodes <= set().union(*readable)
+
+    def _gate_answered(self, answer: Answer) -> None:
+        before = self.gate.stage
+        self.gate.take(answer)
+        verdict = self.gate.verdict
+        if isinstance(verdict, dict):
+            self._read_log(to_end=False)
+            self._input("gate_failed", {"diagnosis": verdict})
+        elif verdict == "passed":
+            self._read_log(to_end=False)
+            self._look_at_members()
+            seen: dict[str, Any] = {"url": self.plan.url, "model": self.plan.served_names[0]}
+            if self.gate.answers:
+                seen["canary"] = self.gate.answers
+            if self.gate.reduced:
+                seen["reduced"] = self.gate.reduced
+            self._input("gate_passed", seen)
+            self._again("probe", float(self.plan.health["interval_s"]))
+            self._again("members", MEMBERS_POLL_READY_S)
+        else:
+            if self.gate.stage == "canary" and before != "canary":
+                self._input("phase_seen", {"phase": "canary"})
+            # nothing to wait for between stages; only a server that is not well yet is asked again later
+            moved = self.gate.stage != before or before == "canary"
+            self._again("probe", 0.0 if moved else GATE_POLL_S)
+
+    def _health_answered(self, answer: Answer) -> None:
+        if answer.status == 200:
+            self._input("health_good")
+        else:
+            why = answer.why or f"HTTP {answer.status}"
+            self._input("health_bad", {"why": why})
+        if self.machine.ending is None:
+            self._again("probe", float(self.plan.health["interval_s"]))
+
+    def _probe_drain(self) -> None:
+        if self.machine.ending == "drain" and self.exchange is None:
+            self._send("GET", "/metrics", b"", float(self.plan.health["timeout_s"]), self._drain_answered)
+
+    def _drain_answered(self, answer: Answer) -> None:
+        if self.machine.ending != "drain":
+            return
+        counts = [float(text) for text in COUNTERS.findall(answer.body)] if answer.status == 200 else []
+        # a request may be between the server and its counters, hence two quiet readings
+        self.quiet_readings = self.quiet_readings + 1 if counts and sum(counts) == 0 else 0
+        self.blind_readings = self.blind_readings + 1 if not counts else 0
+        if self.quiet_readings == 2:
+            self._input("drained", {})
+        elif self.blind_readings == 2 and answer.status is not None:
+            self._input("drained", {"why": "the engine does not tell its running requests"})
+        elif self.blind_readings == 2:
+            self._input("drained", {"why": f"the engine does not answer: {answer.why}"})
+        else:
+            self._again("drain", DRAIN_POLL_S)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
