@@ -122,7 +122,7 @@ def tell_failure(deployment: Deployment) -> int:
 
 
 def let_go(name: str) -> None:
-    """Wait until the supervisor has let go of the lock after its last record, so that the next command finds it free."""
+    """Wait until the supervisor has let go of the lock after its last record: the next command must find it free."""
     deadline = time.monotonic() + RELEASE_LIMIT_S
     while is_held(lock_path(name)) and time.monotonic() < deadline:
         time.sleep(POLL_S / 5)

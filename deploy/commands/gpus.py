@@ -39,7 +39,7 @@ def command(as_json: bool) -> None:
 
 def _entry(gpu: GpuState) -> dict[str, Any]:
     return {
-        "index": gpu.index,
+        "index": gpu.number,
         "uuid": gpu.uuid,
         "name": gpu.name,
         "capability": gpu.capability,

@@ -134,8 +134,8 @@ def _offset_since(path: str, moment: float) -> int:
                 stamp = STAMP.search(line[:200])
                 if stamp:
                     with contextlib.suppress(ValueError, OverflowError):
-                        fields = (year, *(int(part) for part in stamp.groups()), 0, 0, -1)
-                        if time.mktime(fields) >= int(moment):
+                        month, day, hour, minute, second = map(int, stamp.groups())
+                        if time.mktime((year, month, day, hour, minute, second, 0, 0, -1)) >= int(moment):
                             return offset
                 offset += len(line)
     except OSError:

@@ -1,5 +1,7 @@
 """`kdeploy profile list|show|check`: find profiles, print them resolved, validate them."""
 
+from typing import Any
+
 import click
 
 from deploy import errors
@@ -35,7 +37,7 @@ def listing(ctx: click.Context, profiles: tuple[str, ...], as_json: bool) -> Non
     output.table(
         [
             ("NAME", "GPUS", "SUMMARY", "FILE"),
-            *((row["name"], str(row["gpus"]), str(row["summary"]), row["file"]) for row in rows),
+            *(tuple(str(row[key]) for key in ("name", "gpus", "summary", "file")) for row in rows),
         ]
     )
 
@@ -137,13 +139,13 @@ def check(
             output.error(problem)
         elif not as_json:
             output.data(f"{result['name']}: ok ({result['detail']})")
-        for warning in result["warnings"]:
+        for warning in result.get("warnings", ()):
             output.say(f"  warning: {warning}")
     return errors.OK if all(result["valid"] for result in results) else errors.USAGE
 
 
-def _checked(catalogue: Catalogue, argument: str, sets: tuple[str, ...]) -> dict[str, object]:
-    result: dict[str, object] = {"name": argument, "valid": True, "warnings": [], "errors": []}
+def _checked(catalogue: Catalogue, argument: str, sets: tuple[str, ...]) -> dict[str, Any]:
+    result: dict[str, Any] = {"name": argument, "valid": True, "warnings": [], "errors": []}
     try:
         resolved = catalogue.resolve(argument, sets)
         result |= {"name": resolved.name, "file": resolved.file}

@@ -23,7 +23,7 @@ def command(as_json: bool) -> None:
     if not everything:
         output.say("no deployments; kdeploy up PROFILE starts one")
         return
-    rows = [("NAME", "STATE", "DETAIL", "MODEL", "URL", "PID")]
+    rows: list[tuple[str, ...]] = [("NAME", "STATE", "DETAIL", "MODEL", "URL", "PID")]
     rows += [_row(deployment) for deployment in everything]
     output.table(rows)
 

@@ -1,5 +1,6 @@
 """Numbers and events in words, shared by every renderer. Pure."""
 
+from collections.abc import Callable
 from typing import Any
 
 from deploy.lifecycle.events import Event
@@ -46,6 +47,9 @@ def progress(load: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+Words = Callable[[dict[str, Any], Observed], str]
+
+
 def event_line(event: Event, observed: Observed) -> str | None:
     """One event as a line for people; None for those that only machines need. `observed` is the fold with it."""
     data = event.data
@@ -66,11 +70,8 @@ def _ready(data: dict[str, Any], observed: Observed) -> str:
 
 
 def _fact(data: dict[str, Any], observed: Observed) -> str:
-    shown = {
-        "kv_cache_tokens": lambda value: f"KV cache holds {value:,} tokens",
-        "model_gib": lambda value: f"weights take {value:g} GiB a rank",
-    }
-    return "; ".join(shown[key](value) for key, value in data.items() if key in shown)
+    shown = {"kv_cache_tokens": "KV cache holds {:,} tokens", "model_gib": "weights take {:g} GiB a rank"}
+    return "; ".join(shown[key].format(value) for key, value in data.items() if key in shown)
 
 
 def _exited(data: dict[str, Any], observed: Observed) -> str:
@@ -94,7 +95,7 @@ def _tree_gone(data: dict[str, Any], observed: Observed) -> str:
     return f"every process of the engine is gone{extra}"
 
 
-_EVENT_WORDS = {
+_EVENT_WORDS: dict[str, Words] = {
     "launch": lambda data, observed: f"launch   {data.get('launch')}",
     "spawned": lambda data, observed: f"spawn    engine pid {data.get('pid')}",
     "phase": _phase,

@@ -52,7 +52,7 @@ class Flags(NamedTuple):
         for candidate in (name, name.removeprefix("no-")):
             if candidate in self.flags:
                 return [candidate]
-        return sorted(flag for flag in self.flags if flag.startswith(name) or flag.startswith(name.removeprefix("no-")))
+        return sorted(flag for flag in self.flags if flag.startswith((name, name.removeprefix("no-"))))
 
     def nearest(self, name: str) -> str | None:
         """The flag that `name` was probably meant to be."""

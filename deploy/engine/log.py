@@ -56,7 +56,7 @@ class Line(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """Something the log proves: `phase` {phase}, `shards` {done, total, pass}, `fact` {name: value}, `trouble` {line}."""
+    """What the log proves: `phase` {phase}, `shards` {done, total, pass}, `fact` {name: value}, `trouble` {line}."""
 
     kind: str
     data: dict[str, Any]

@@ -21,7 +21,7 @@ REMEDIES = {
 class GpuState(NamedTuple):
     """One GPU now. Memory in MiB; None where the driver does not tell."""
 
-    index: int
+    number: int
     uuid: str
     name: str | None
     capability: str | None

@@ -120,7 +120,7 @@ def resume(
     restarts: tuple[float, ...] = (),
     diagnosis: dict[str, Any] | None = None,
 ) -> Machine:
-    """A launch that another supervisor had begun. Its clocks start anew; a stop or a failure goes on ending the tree."""
+    """A launch that another supervisor had begun. Clocks start anew; a stop or a failure goes on ending the tree."""
     ending = state in (STOPPING, FAILED)
     return Machine(
         state=state,

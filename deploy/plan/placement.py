@@ -41,13 +41,13 @@ def choose(
         if len(inventory) < wanted:
             raise environment(
                 f"the profile needs {wanted} GPUs, and this machine has {len(inventory)}",
-                evidence=[f"GPU {gpu.index}: {gpu.name}" for gpu in inventory] or ["NVML lists none"],
+                evidence=[f"GPU {gpu.number}: {gpu.name}" for gpu in inventory] or ["NVML lists none"],
                 fix=["--set parallel.tensor=N, with a model that fits N GPUs"],
             )
         free = [gpu for gpu in inventory if gpu.uuid not in leased and _shortfall(gpu, utilization) is None]
         chosen = free[:wanted] if len(free) >= wanted else list(inventory)
     if not must_be_free:
-        return [Gpu(gpu.index, gpu.uuid) for gpu in chosen]
+        return [Gpu(gpu.number, gpu.uuid) for gpu in chosen]
     obstacles = [problem for gpu in chosen if (problem := _obstacle(gpu, leased, utilization))]
     if obstacles:
         raise refused(
@@ -55,18 +55,18 @@ def choose(
             evidence=obstacles,
             fix=["stop what holds them, or choose others: --gpus LIST"],
         )
-    return [Gpu(gpu.index, gpu.uuid) for gpu in chosen]
+    return [Gpu(gpu.number, gpu.uuid) for gpu in chosen]
 
 
 def _indices(inventory: Sequence[GpuState]) -> str:
-    return ", ".join(str(gpu.index) for gpu in inventory)
+    return ", ".join(str(gpu.number) for gpu in inventory)
 
 
 def _named(inventory: Sequence[GpuState], text: str) -> list[GpuState]:
     chosen: list[GpuState] = []
     for word in (part.strip() for part in text.split(",")):
         if word.isdigit():
-            found = [gpu for gpu in inventory if gpu.index == int(word)]
+            found = [gpu for gpu in inventory if gpu.number == int(word)]
         else:
             found = [gpu for gpu in inventory if word and gpu.uuid.startswith(word)]
         if not found:
@@ -74,14 +74,14 @@ def _named(inventory: Sequence[GpuState], text: str) -> list[GpuState]:
         if len(found) > 1:
             raise usage(f"--gpus: {word!r} begins the UUID of {len(found)} GPUs", fix=["write more of it"])
         if found[0] in chosen:
-            raise usage(f"--gpus: GPU {found[0].index} is named twice")
+            raise usage(f"--gpus: GPU {found[0].number} is named twice")
         chosen.append(found[0])
     return chosen
 
 
 def _obstacle(gpu: GpuState, leased: Mapping[str, str], utilization: float | None) -> str | None:
     if gpu.uuid in leased:
-        return f"GPU {gpu.index}: leased by {leased[gpu.uuid]}"
+        return f"GPU {gpu.number}: leased by {leased[gpu.uuid]}"
     return _shortfall(gpu, utilization)
 
 
@@ -94,4 +94,6 @@ def _shortfall(gpu: GpuState, utilization: float | None) -> str | None:
     if free >= needed:
         return None
     holders = ", ".join(f"pid {entry['pid']} {entry['mib']} MiB" for entry in gpu.processes or [])
-    return f"GPU {gpu.index}: {free} MiB free of the {needed:.0f} MiB wanted; held by {holders or 'no visible process'}"
+    return (
+        f"GPU {gpu.number}: {free} MiB free of the {needed:.0f} MiB wanted; held by {holders or 'no visible process'}"
+    )

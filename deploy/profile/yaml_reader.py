@@ -198,6 +198,7 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             self._refuse_tag(node, at, "tag:yaml.org,2002:seq")
             return Sequence(tuple(self.build(item, above) for item in node.value), at)
+        assert isinstance(node, yaml.MappingNode)
         self._refuse_tag(node, at, "tag:yaml.org,2002:map")
         return self._mapping(node, at, above)
 
