@@ -218,7 +218,7 @@ def title(pid: int) -> str:
             raw = file.read()
     except OSError:
         return "?"
-    return raw.replace(b"\0", b" ").decode(errors="replace").strip() or "?"
+    return " ".join(raw.replace(b"\0", b" ").decode(errors="replace").split()) or "?"
 
 
 def become_subreaper() -> None:

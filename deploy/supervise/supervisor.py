@@ -412,9 +412,10 @@ class Supervisor:
     def _member_gone(self, identity: Identity) -> None:
         member = self.ledger.members[identity]
         self._drop_pidfd(identity)
-        if self.machine.ending is None:
+        # compilers and other helpers come and go; a rank does not
+        if self.machine.ending is None and member.is_rank:
             self._record("process-ended", {"pid": identity.pid, "title": member.title})
-            if member.is_rank and self.rank_lost is None:
+            if self.rank_lost is None:
                 self.rank_lost = (time.monotonic() + RANK_LOST_GRACE_S, member)
 
     def _fail_by_lost_rank(self, member: Member) -> None:
@@ -575,6 +576,9 @@ class Supervisor:
         verdict = self.gate.verdict
         if isinstance(verdict, dict):
             self._read_log(to_end=False)
+            found = diagnose(self.trouble, exit_code=None, signal=None, tail=self.reader.tail())
+            if verdict["cause"] == "canary-failed" and found["cause"] != "engine-died":
+                verdict = {**verdict, "evidence": found["evidence"], "fix": [*found["fix"], *verdict["fix"]]}
             self._input("gate_failed", {"diagnosis": verdict})
         elif verdict == "passed":
             self._read_log(to_end=False)
