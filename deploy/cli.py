@@ -1,106 +1,63 @@
-"""The table of verbs and the error boundary. A verb's module is imported only when that verb runs."""
+"""The `kdeploy` command: the error boundary around the verbs."""
 
 import os
 import sys
-from typing import Any
-
-import click
 
 from deploy import __version__, errors
 
-# verb -> (module under deploy.commands, one line of help)
-VERBS = {
-    "up": ("up", "Launch a profile under a supervisor and follow it until it is ready."),
-    "wait": ("wait", "Block until a deployment is ready or has failed."),
-    "ps": ("ps", "Every deployment, one row each."),
-    "status": ("status", "One deployment in full."),
-    "logs": ("logs", "The engine's log, or the journal of events."),
-    "down": ("down", "Drain, stop, and prove that it is gone."),
-    "restart": ("restart", "Down, then up with the same plan."),
-    "render": ("render", "Print what would run."),
-    "profile": ("profile", "Profiles: list, show, check."),
-    "gpus": ("gpus", "The GPUs of this machine, who holds them, and their leases."),
-    "engine": ("engine", "vLLM installations: list, show, install, remove."),
-}
-ALIASES = {"start": "up", "stop": "down", "list": "ps", "log": "logs"}
-
-
-class Verbs(click.Group):
-    """Looks verbs up in the table, so that `--help` and `ps` import nothing they do not use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs in the order of the table."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a verb or alias."""
-        if cmd_name == "ls":
-            return _load("profile", "listing")
-        verb = ALIASES.get(cmd_name, cmd_name)
-        return _load(VERBS[verb][0], "command") if verb in VERBS else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest verb for one that does not exist."""
-        word = args[0]
-        known = {*VERBS, *ALIASES, "ls"}
-        if not word.startswith("-") and word not in known:
-            import difflib
-
-            close = difflib.get_close_matches(word, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "kdeploy --help lists the verbs"
-            raise errors.usage(f"no verb is named {word!r}", fix=[hint])
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of verbs for `--help`, without importing them."""
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
-
-
-def _load(module: str, name: str) -> click.Command:
-    import importlib
-
-    command: click.Command = getattr(importlib.import_module(f"deploy.commands.{module}"), name)
-    return command
-
-
-@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="kdeploy")
-@click.option("--profiles", multiple=True, metavar="DIR", help="Search this folder for profiles first (repeatable).")
-@click.pass_context
-def group(ctx: click.Context, profiles: tuple[str, ...]) -> None:
-    """Deploy tensor-parallel vLLM: launch a profile, follow its load, keep it healthy, tear it down."""
-    ctx.obj = {"profiles": profiles}
-
 
 def main() -> None:
-    """The `kdeploy` command."""
+    """Run `sys.argv` and exit with its code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line; its exit code. Every failure that is not our bug ends in three parts, never a traceback."""
     try:
-        outcome: Any = group.main(arguments, prog_name="kdeploy", standalone_mode=False)
-        return outcome if isinstance(outcome, int) else errors.OK
+        return _dispatch(arguments)
     except errors.KdeployError as error:
         return _told(error, arguments)
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        if isinstance(error, click.exceptions.NoArgsIsHelpError):
-            error.show()
-            return errors.USAGE
-        hint = f"{error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
-        return _told(errors.usage(error.format_message(), fix=[hint] if hint else []), arguments)
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except KeyboardInterrupt:
         return errors.DETACHED
     except BrokenPipeError:
         return errors.OK
     except Exception as error:
         return _bug(error)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments in (["ps"], ["ps", "--json"]):
+        # what prompts and scripts call all day: without click it costs half
+        from deploy.commands.overview import overview
+
+        overview(as_json=len(arguments) == 2)
+        return errors.OK
+    import click
+
+    from deploy.verbs import group
+
+    try:
+        # click would import shutil to learn the width, a tenth of what `--help` costs
+        outcome = group.main(arguments, prog_name="kdeploy", standalone_mode=False, terminal_width=_columns())
+        return outcome if isinstance(outcome, int) else errors.OK
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.exceptions.Abort:
+        return errors.DETACHED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return errors.USAGE
+    except click.ClickException as error:
+        hint = f"{error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
+        raise errors.usage(error.format_message(), fix=[hint] if hint else []) from None
+
+
+def _columns() -> int:
+    """The width of help texts."""
+    try:
+        return max(50, min(os.get_terminal_size().columns, 80) - 2)
+    except OSError:
+        return 78
 
 
 def _told(error: errors.KdeployError, arguments: list[str]) -> int:
