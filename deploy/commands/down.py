@@ -41,6 +41,19 @@ def command(names: Sequence[str], everything: bool, force: bool, timeout: float 
     else:
         targets = [only(None, "down")]
     deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        codes = _stop_all(targets, deadline, force=force)
+    except KeyboardInterrupt:
+        output.say("\nno longer waiting; what was asked to stop goes on stopping   (kdeploy ps shows it)")
+        return errors.DETACHED
+    if as_json:
+        found = [observe(deployment.name) for deployment in targets]
+        output.document({"schema": 1, "deployments": [to_json(entry) for entry in found if entry]})
+    return max(codes, default=errors.OK)
+
+
+def _stop_all(targets: Sequence[Deployment], deadline: float | None, *, force: bool) -> list[int]:
+    """Ask all of them first, then follow each to its end; their exit codes."""
     for deployment in targets:
         if deployment.active:
             _ask(deployment, force=force)
@@ -49,18 +62,12 @@ def command(names: Sequence[str], everything: bool, force: bool, timeout: float 
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             codes.append(_ended(deployment, left, force=force))
-        except KeyboardInterrupt:
-            output.say(f"\nno longer waiting; {deployment.name} goes on stopping")
-            return errors.DETACHED
         except KdeployError as error:
             if len(targets) == 1:
                 raise
             output.error(error)
             codes.append(error.code)
-    if as_json:
-        found = [observe(deployment.name) for deployment in targets]
-        output.document({"schema": 1, "deployments": [to_json(entry) for entry in found if entry]})
-    return max(codes, default=errors.OK)
+    return codes
 
 
 def _ask(deployment: Deployment, *, force: bool) -> None:

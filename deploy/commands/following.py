@@ -7,6 +7,7 @@ from typing import Any
 from deploy import errors
 from deploy.console import output
 from deploy.console.follow import renderer
+from deploy.errors import KdeployError, environment
 from deploy.lifecycle.fold import Observed, apply, is_settled
 from deploy.lifecycle.states import FAILED, READY
 from deploy.store.deployments import Deployment, observe, to_json
@@ -44,6 +45,7 @@ def follow(
         show.absorb(event)
     deadline = None if timeout is None else time.monotonic() + timeout
     checked = time.monotonic()
+    adopted_at: tuple[Launch, int] | None = None
     try:
         while True:
             current = follower.launch
@@ -60,19 +62,32 @@ def follow(
                 raise TimedOut
             if now - checked >= 1.0:
                 checked = now
-                _keep_supervised(launch.deployment)
+                if _keep_supervised(launch.deployment):
+                    place = (follower.launch, follower.tail.offset)
+                    if place == adopted_at:  # the one before could not even write that it had adopted
+                        raise _unwritable(follower.launch)
+                    adopted_at = place
             time.sleep(POLL_S)
     finally:
         show.close()
 
 
-def _keep_supervised(name: str) -> None:
-    """A supervisor that is killed while we follow is replaced; its journal goes on."""
+def _keep_supervised(name: str) -> bool:
+    """A supervisor that is killed while we follow is replaced, and its journal goes on. Whether it had to be."""
     if is_held(lock_path(name)):
-        return
+        return False
     deployment = observe(name)
-    if deployment is not None:
-        ensure_supervised(deployment)
+    return deployment is not None and ensure_supervised(deployment)[1]
+
+
+def _unwritable(launch: Launch) -> KdeployError:
+    deployment = observe(launch.deployment)
+    alive = deployment is not None and deployment.engine_alive
+    return environment(
+        f"the journal of {launch.deployment} cannot be written",
+        evidence=[launch.events, f"the engine {'is still running' if alive else 'has ended'}"],
+        fix=[f"make room on that disk, then: kdeploy down {launch.deployment}"],
+    )
 
 
 def settled(observed: Observed, launch: Launch) -> bool:

@@ -15,6 +15,13 @@ DOOMED = False
 TRANSIENT = True
 
 
+# A line that ends in an exception, and the closing ones that only say that another process had one.
+EXCEPTION = re.compile(r"\b(\w*(?:Error|Exception)): (?=\S)(.+)")
+WRAPPERS = re.compile(
+    r"initialization failed|Executor failed|EngineCore encountered|EngineDeadError|[Cc]ancelled|Failed core proc"
+)
+
+
 class Row(NamedTuple):
     """One known failure."""
 
@@ -95,7 +102,7 @@ ROWS = (
     ),
     _row(
         "too-few-gpus",
-        r"World size \((\d+)\) is larger than the number of available GPUs \(?(\d+)?",
+        r"World size \((\d+)\) is larger than the number of available GPUs",
         "{1} ranks, but vLLM sees fewer GPUs",
         ["kdeploy gpus shows them"],
         DOOMED,
@@ -123,7 +130,8 @@ ROWS = (
     ),
     _row(
         "trust-remote-code",
-        r"(requires you to execute the configuration file in that repo|--trust-remote-code)",
+        r"(requires you to execute the configuration file in that repo|contains custom code which must be executed"
+        r"|--trust-remote-code)",
         "the checkpoint brings its own code, which is not trusted",
         ["--set model.trust_remote_code=true, with model.revision pinned"],
         DOOMED,
@@ -144,6 +152,13 @@ ROWS = (
     ),
     _row(
         "checkpoint-mismatch",
+        r"MTP speculative decoding layer (\d+) weights missing from checkpoint",
+        "the checkpoint has no draft (MTP) layer {1}",
+        ["take speculative-config out of args, or use a checkpoint with MTP layers"],
+        DOOMED,
+    ),
+    _row(
+        "checkpoint-mismatch",
         r"Attempted to load weight \((.*?)\) into parameter \((.*?)\)",
         "a weight of shape {1} does not fit the model's {2}: config.json and weights disagree",
         ["fetch config.json and the weights of one revision"],
@@ -158,6 +173,20 @@ ROWS = (
     ),
     _row(
         "kv-cache-too-small",
+        r"max seq len \((\d+)\).*?([\d.]+) GiB KV cache is needed.*?\(([\d.]+) GiB\)",
+        "a context of {1} tokens needs {2} GiB of KV cache, and {3} GiB are left: not enough for any context",
+        ["raise serve.gpu_memory_utilization, or lower serve.max_model_len"],
+        DOOMED,
+    ),
+    _row(
+        "kv-cache-too-small",
+        r"max seq len \((\d+)\) is larger than the maximum number of tokens that can be stored in KV cache \((\d+)\)",
+        "a context of {1} tokens does not fit the KV cache, which holds {2}",
+        ["--set serve.max_model_len={2}"],
+        DOOMED,
+    ),
+    _row(
+        "kv-cache-too-small",
         r"No available memory for the cache blocks",
         "weights and activations leave no memory for the KV cache",
         ["raise serve.gpu_memory_utilization, or lower args.max-num-batched-tokens"],
@@ -165,9 +194,16 @@ ROWS = (
     ),
     _row(
         "gpu-memory-held",
-        r"Free memory on device (\S+) \(([\d.]+)/([\d.]+) GiB\).*desired GPU memory utilization",
-        "{1} has only {2} of {3} GiB free: another process holds the rest",
+        r"Free memory on device (?:(\S+) )?\(([\d.]+)/([\d.]+) GiB\) on startup",
+        "GPU {1} has only {2} of {3} GiB free: another process holds the rest",
         ["kdeploy gpus shows who holds it"],
+        TRANSIENT,
+    ),
+    _row(
+        "gpu-memory-held",
+        r"Error in memory profiling\. Initial free memory ([\d.]+) GiB, current free memory ([\d.]+) GiB",
+        "another process freed GPU memory while vLLM measured it ({1} GiB before, {2} GiB after)",
+        ["kdeploy gpus shows who else uses the GPUs; start again when they are quiet"],
         TRANSIENT,
     ),
     _row(
@@ -185,6 +221,28 @@ ROWS = (
         DOOMED,
     ),
     _row(
+        "attention-backend-invalid",
+        r"\(DCP\) requires attention implementations to return the softmax LSE during decode, but (\S+) does not",
+        "decode context parallel does not work with the attention of {1}",
+        ["--set parallel.decode_context=1"],
+        DOOMED,
+    ),
+    _row(
+        "moe-backend-invalid",
+        r"(MoE backend \S+ does not support the deployment configuration.*"
+        r"|No \S+ MoE backend supports the deployment configuration.*|MoE kernel does not support current device \S+)",
+        "{1}",
+        ["take moe-backend out of args to let vLLM choose, or install a newer engine"],
+        DOOMED,
+    ),
+    _row(
+        "quantization-unsupported",
+        r"(quantization method \S+) is not supported for the current GPU\. Minimum capability: (\d+)",
+        "the {1} needs a GPU of capability {2} or newer",
+        ["choose another quantization of the model"],
+        DOOMED,
+    ),
+    _row(
         "driver-too-old",
         r"(NVIDIA driver on your system is too old.*|CUDA driver version is insufficient.*)",
         "{1}",
@@ -199,6 +257,13 @@ ROWS = (
         DOOMED,
     ),
     _row(
+        "out-of-space",
+        r"(No space left on device|posix_fallocate failed)",
+        "a disk or /dev/shm is full",
+        ["df -h; in a container raise --shm-size"],
+        DOOMED,
+    ),
+    _row(
         "nccl-failed",
         r"(NCCL error: .*|Failed to CUDA calloc \d+ bytes)",
         "NCCL failed: {1}",
@@ -206,15 +271,15 @@ ROWS = (
         TRANSIENT,
     ),
     _row(
-        "out-of-space",
-        r"(\[Errno 28\] No space left on device|posix_fallocate failed)",
-        "a disk or /dev/shm is full",
-        ["df -h; in a container raise --shm-size"],
-        DOOMED,
+        "stalled",
+        r"Timed out waiting for engine core processes to start.*?Waited (\d+)s",
+        "vLLM gave its own load up after {1} s",
+        ["--set env.VLLM_ENGINE_READY_TIMEOUT_S=3600"],
+        TRANSIENT,
     ),
     _row(
         "worker-died",
-        r"(Worker proc \S+ died unexpectedly) \(exit code: (-?\d+)\)",
+        r"(Worker proc \S+ died unexpectedly) \(exit code: (-?\d+|None)\)",
         "{1} with exit code {2}",
         ["-9: the OOM killer or a kill; -11: a crash in native code; see the log above it"],
         TRANSIENT,
@@ -254,7 +319,7 @@ def _found(row: Row, match: re.Match[str], line: Line) -> dict[str, Any]:
 
 
 def _unknown(lines: Sequence[Line], exit_code: int | None, signal: str | None, tail: Sequence[Line]) -> dict[str, Any]:
-    """No known failure: the last error of the log if it has one, else its last lines."""
+    """No known failure: the last exception of the log that is no wrapper, and its last lines."""
     if exit_code == 2:
         cause, summary = "bad-arguments", "vLLM refused the command line (exit code 2)"
     elif signal is not None:
@@ -263,7 +328,12 @@ def _unknown(lines: Sequence[Line], exit_code: int | None, signal: str | None, t
         cause, summary = "engine-died", "the engine is gone; its exit code is not known"
     else:
         cause, summary = "engine-died", f"the engine exited by itself with code {exit_code}"
-    evidence = [{"line": line.number, "text": line.text[:500]} for line in [*lines[-3:], *tail][-6:]]
+    roots = [line for line in lines if EXCEPTION.search(line.text) and not WRAPPERS.search(line.text)]
+    found = EXCEPTION.search(roots[-1].text) if roots else None
+    if found:
+        summary += f"; its log says: {found[0][:300]}"
+    shown = {line.number: line.text[:500] for line in [*lines[-3:], *tail][-6:] + roots[-1:]}
+    evidence = [{"line": number, "text": text} for number, text in sorted(shown.items())]
     return {
         "cause": cause,
         "summary": summary,

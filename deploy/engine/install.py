@@ -13,7 +13,7 @@ import tenacity
 
 from deploy.engine.installations import RECORD, Engine, ask_version, engines_dir, read_installed
 from deploy.errors import KdeployError, environment, usage
-from deploy.store.homes import make_private
+from deploy.homes import make_private
 
 CPU_VERSION = "0.32.0"
 GPU_VERSION = "0.33.0"

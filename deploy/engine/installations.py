@@ -7,7 +7,7 @@ import subprocess
 from typing import Any, NamedTuple
 
 from deploy.errors import environment, usage
-from deploy.store.homes import data_dir
+from deploy.homes import data_dir
 
 RECORD = "engine.json"
 ASK_VERSION = (

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from deploy.lifecycle.events import Event
-from deploy.lifecycle.states import FAILED, READY, STARTING, STOPPED
+from deploy.lifecycle.states import FAILED, READY, STARTING, STATES, STOPPED
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Observed:
     exit: dict[str, Any] | None = None
     diagnosis: dict[str, Any] | None = None
     retry: dict[str, Any] | None = None
+    incomplete: bool = False
     over: bool = False
     last_at: str | None = None
     last_progress_at: str | None = None
@@ -53,7 +54,7 @@ def apply(observed: Observed, event: Event) -> None:
     data = event.data
     observed.last_at = event.at
     observed.records_lost += int(data.get("records_lost", 0))
-    if "state" in data:
+    if data.get("state") in STATES:
         observed.state = data["state"]
     handler = _HANDLERS.get(event.kind)
     if handler is not None:
@@ -84,6 +85,7 @@ def _spawned(observed: Observed, at: str, data: dict[str, Any]) -> None:
 
 def _adopted(observed: Observed, at: str, data: dict[str, Any]) -> None:
     observed.supervisor = _pair(data.get("supervisor"))
+    observed.incomplete = False  # whoever adopts tries again to end what is left
 
 
 def _members(observed: Observed, at: str, data: dict[str, Any]) -> None:
@@ -143,6 +145,11 @@ def _failed(observed: Observed, at: str, data: dict[str, Any]) -> None:
         observed.phase = failed_in
 
 
+def _incomplete(observed: Observed, at: str, data: dict[str, Any]) -> None:
+    _failed(observed, at, data)
+    observed.incomplete = True
+
+
 def _retry(observed: Observed, at: str, data: dict[str, Any]) -> None:
     observed.retry = {"at": at, "in_s": data.get("in_s"), "reason": data.get("reason")}
 
@@ -178,7 +185,7 @@ _HANDLERS = {
     "ready": _ready,
     "exited": _exited,
     "failed": _failed,
-    "teardown-incomplete": _failed,
+    "teardown-incomplete": _incomplete,
     "retry": _retry,
     "gave-up": _gave_up,
     "stop-asked": _stop_asked,
@@ -192,4 +199,4 @@ def is_settled(observed: Observed) -> bool:
     """Whether nothing more will happen by itself: ready, stopped, or failed with no restart to come."""
     if observed.state == READY:
         return True
-    return observed.state in FINAL and observed.over
+    return observed.state in FINAL and (observed.over or observed.incomplete)

@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 from deploy.lifecycle.restart import RestartPolicy, judge
 from deploy.lifecycle.states import (
     FAILED,
+    PHASES,
     READY,
+    SERVING,
     STARTING,
     STATES,
     STOPPED,
@@ -124,7 +126,7 @@ def resume(
     ending = state in (STOPPING, FAILED)
     return Machine(
         state=state,
-        phase=phase if state == STARTING else None,
+        phase=phase if state == STARTING and phase in PHASES else None,
         started=now,
         phase_since=now,
         progress_at=now,
@@ -133,7 +135,7 @@ def resume(
         signalled_at=now,
         signals=int(ending),
         stop_wanted=state == STOPPING,
-        served=state in (READY, UNHEALTHY, STOPPING),
+        served=state in (*SERVING, STOPPING),
         diagnosis=diagnosis,
         restarts=restarts,
     )
@@ -202,7 +204,7 @@ def _exited_while_ending(m: Machine, event: Input, limits: Limits) -> Step:
     data = {key: value for key, value in event.data.items() if key != "diagnosis"}
     record = Record("exited", {"asked": m.signals > 0, **data})
     m = replace(m, leader_gone=True)
-    if m.ending == "kill":
+    if m.ending in ("kill", "done"):
         return Step(m, (record,))
     # a wrapper that does not pass signals on, or a server that left by itself: the rest of the tree must follow
     if m.ending == "drain":
@@ -236,7 +238,7 @@ def _health_bad(m: Machine, event: Input, limits: Limits) -> Step:
 
 
 def _stop_asked(m: Machine, event: Input, limits: Limits) -> Step:
-    drains = m.state == READY and not event.data.get("force") and limits.drain_s > 0
+    drains = m.state in SERVING and not event.data.get("force") and limits.drain_s > 0
     record = Record("stop-asked", {"state": STOPPING, "from": m.state, "phase": m.phase, "drain": drains, **event.data})
     restart = bool(event.data.get("restart"))
     m = replace(m, state=STOPPING, stop_wanted=True, restart_wanted=restart, ending_since=event.now)
@@ -256,9 +258,9 @@ def _kill(m: Machine, event: Input) -> Step:
 
 
 def _stop_asked_again(m: Machine, event: Input, limits: Limits) -> Step:
-    """A second stop: force cuts the drain short, and a forced one after that goes straight to SIGKILL."""
-    if not event.data.get("restart"):
-        m = replace(m, restart_wanted=False)
+    """A second stop: the last one says whether a start follows. Force cuts the drain short, and a forced one after that
+    goes straight to SIGKILL."""
+    m = replace(m, restart_wanted=bool(event.data.get("restart")))
     if not event.data.get("force"):
         return Step(m)
     record = Record("stop-asked", {"state": STOPPING, "from": m.state, **event.data})
@@ -329,13 +331,11 @@ def _tree_gone_failed(m: Machine, event: Input, limits: Limits) -> Step:
 
 
 def _tick_starting(m: Machine, event: Input, limits: Limits) -> Step:
-    quiet = event.now - m.progress_at
-    age = event.now - m.started
-    if age >= limits.limit_s:
+    if event.now >= m.started + limits.limit_s:
         diagnosis = _stalled(f"not ready after load.limit_s = {limits.limit_s:g} s (phase {m.phase})", "limit_s")
         return _fail(m, event, diagnosis, "failed", {})
-    if quiet >= limits.stall_s:
-        diagnosis = _stalled(f"no progress for {quiet:.0f} s in phase {m.phase}", "stall_s")
+    if event.now >= m.progress_at + limits.stall_s:
+        diagnosis = _stalled(f"no progress for {event.now - m.progress_at:.0f} s in phase {m.phase}", "stall_s")
         return _fail(m, event, diagnosis, "failed", {})
     return Step(m)
 
@@ -354,22 +354,22 @@ def _tick_ending(m: Machine, event: Input, limits: Limits) -> Step:
     """The clock of a teardown: drain → TERM, repeated and widened → KILL → give up and name the survivors."""
     elapsed = event.now - m.ending_since
     if m.ending == "drain":
-        if elapsed < limits.drain_s:
+        if event.now < m.ending_since + limits.drain_s:
             return Step(m)
         return _term(m, event, (Record("drain-over", {"seconds": round(elapsed, 3)}),))
     if m.ending == "term":
-        if elapsed >= _patience(m, limits):
+        if event.now >= m.ending_since + _patience(m, limits):
             return _kill(m, event)
-        if event.now - m.signalled_at >= _repeat_s(m):
+        if event.now >= m.signalled_at + _repeat_s(m):
             alone = elapsed < SERVED_SHARE * limits.term_s if m.served else m.signals < 2
             scope = "leader" if alone and not m.leader_gone else "tree"
             m = replace(m, signalled_at=event.now, signals=m.signals + 1)
             return Step(m, (), (Action("signal", {"scope": scope, "signal": "SIGTERM"}),))
         return Step(m)
     if m.ending == "kill":
-        if elapsed >= limits.kill_s:
-            return _incomplete(m, event)
-        if event.now - m.signalled_at >= TERM_REPEAT_S:
+        if event.now >= m.ending_since + limits.kill_s:
+            return _incomplete(m, event, limits)
+        if event.now >= m.signalled_at + TERM_REPEAT_S:
             m = replace(m, signalled_at=event.now)
             return Step(m, (), (Action("signal", {"scope": "tree", "signal": "SIGKILL"}),))
     return Step(m)
@@ -385,8 +385,11 @@ def _repeat_s(m: Machine) -> float:
     return TERM_REPEAT_SERVED_S if m.served and not m.leader_gone else TERM_REPEAT_S
 
 
-def _incomplete(m: Machine, event: Input) -> Step:
+def _incomplete(m: Machine, event: Input, limits: Limits) -> Step:
     survivors = event.data.get("survivors", [])
+    if not survivors:  # the last one went in this very moment
+        gone = event._replace(kind="tree_gone", data={})
+        return TABLE[m.state]["tree_gone"](m, gone, limits)
     diagnosis = {
         "cause": "teardown-incomplete",
         "summary": f"{len(survivors)} process(es) survived SIGKILL",

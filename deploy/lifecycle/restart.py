@@ -39,5 +39,5 @@ def judge(policy: RestartPolicy, earlier: Sequence[float], now: float, *, retrya
     recent = sum(1 for at in earlier if now - at <= policy.window_s)
     if recent >= policy.attempts:
         return Verdict(None, f"{recent} restarts within {policy.window_s:g} s used up restart.attempts")
-    delay = min(policy.backoff_s * 2**recent, max(BACKOFF_CAP_S, policy.backoff_s))
+    delay = min(policy.backoff_s * 2.0 ** min(recent, 60), max(BACKOFF_CAP_S, policy.backoff_s))
     return Verdict(delay, f"restart {recent + 1} of {policy.attempts}")

@@ -8,12 +8,12 @@ from deploy.checkpoint.weights import WeightFile, read_weights
 from deploy.engine.flags import shipped_flags
 from deploy.engine.installations import Engine, check_version, find
 from deploy.errors import KdeployError, environment, refused, usage
+from deploy.homes import data_dir
 from deploy.host.listeners import holder, port_problem
 from deploy.host.processes import title
 from deploy.plan.launch_plan import Gpu, LaunchPlan
 from deploy.plan.make import Facts, make_plan
 from deploy.profile.catalogue import Catalogue, Resolved
-from deploy.store.homes import data_dir
 from deploy.store.launches import check_name
 
 

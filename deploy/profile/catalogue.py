@@ -231,7 +231,7 @@ def _source_line(at: Position) -> str | None:
 
 def standard(extra: ListLike[str] = ()) -> Catalogue:
     """The search path of the public interface: --profiles, $KDEPLOY_PROFILES, the user's, the machine's, ours."""
-    from deploy.store.homes import config_dir
+    from deploy.homes import config_dir
 
     folders = [os.path.abspath(folder) for folder in extra]
     folders += [entry for entry in os.environ.get("KDEPLOY_PROFILES", "").split(":") if entry]

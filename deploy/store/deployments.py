@@ -97,13 +97,13 @@ def true_state(
     """The state to show, and its diagnosis. A journal that nobody writes any more may be behind the facts.
 
     supervised, or engine alive, or over   what the journal says
-    stopping, and everything gone          stopped
+    stopping or stopped, everything gone   stopped
     failed, and everything gone            failed, as diagnosed
     starting/ready/unhealthy, all gone     failed: the machine restarted, or both died
     """
     if supervised or alive or observed.over:
         return observed.state, observed.diagnosis
-    if observed.state == STOPPING:
+    if observed.state in (STOPPING, STOPPED):
         return STOPPED, observed.diagnosis
     if observed.state == FAILED:
         return FAILED, observed.diagnosis

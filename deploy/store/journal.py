@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,38 +27,48 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.pending: list[bytes] = []
-        self.lost = 0
+        self._waiting: deque[Event] = deque()
+        self._half = b""  # the rest of a line of which a part is written
+        self._lost = 0
         if os.fstat(self.fd).st_size > 0 and not _ends_whole(path):
-            self.pending.append(b"\n")  # closes a record that a crash has torn, so that the next one is whole
+            self._half = b"\n"  # closes a record that a crash has torn, so that the next one is whole
+
+    @property
+    def pending(self) -> bool:
+        """Whether something could not be written yet."""
+        return bool(self._half or self._waiting)
 
     def append(self, kind: str, data: dict[str, Any], *, wall: float | None = None) -> Event:
         """Append one record and return it."""
-        if self.lost:
-            data = {**data, "records_lost": self.lost}
-            self.lost = 0
         event = Event(kind, timestamp(time.time() if wall is None else wall), data)
-        self.pending.append(event.to_line())
+        self._waiting.append(event)
         self.flush()
+        while len(self._waiting) > PENDING_LIMIT:
+            self._waiting.popleft()
+            self._lost += 1
         return event
 
     def flush(self) -> bool:
         """Write what is pending; whether nothing is left."""
         while self.pending:
-            line = self.pending[0]
+            line = self._half or self._next_line()
             try:
                 written = os.write(self.fd, line)
             except OSError:
                 break
-            if written < len(line):
-                self.pending[0] = line[written:]
+            if not self._half:
+                self._waiting.popleft()
+                self._lost = 0
+            self._half = line[written:]
+            if self._half:
                 break
-            self.pending.pop(0)
-        excess = len(self.pending) - PENDING_LIMIT
-        if excess > 0:
-            self.lost += excess
-            del self.pending[1 : 1 + excess]  # the first may be half written
         return not self.pending
+
+    def _next_line(self) -> bytes:
+        event = self._waiting[0]
+        if self._lost:
+            event = event._replace(data={**event.data, "records_lost": self._lost})
+        return event.to_line()
 
 
 def _ends_whole(path: str) -> bool:

@@ -7,7 +7,7 @@ import time
 from typing import Any, NamedTuple
 
 from deploy.errors import usage
-from deploy.store.homes import make_private, state_dir
+from deploy.homes import make_private, state_dir
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LAUNCH = re.compile(r"(\d{8}T\d{6})-(\d+)")

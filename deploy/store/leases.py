@@ -1,12 +1,13 @@
 """GPU leases: one lock file for each GPU, shared by all users of the machine; they die with their holder."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from deploy.errors import environment, refused
+from deploy.homes import lease_dir
 from deploy.host.processes import Identity, boot_id, is_alive
-from deploy.store.homes import lease_dir
 from deploy.store.locks import is_held, read_holder, try_lock, write_holder
 
 
@@ -30,6 +31,12 @@ def holder_of(uuid: str) -> dict[str, Any] | None:
     return None
 
 
+def try_lease(uuid: str) -> int | None:
+    """A descriptor that holds the lease of a GPU, or None when somebody else does. Other users must see it and take
+    it later, hence its mode."""
+    return try_lock(lease_path(uuid), 0o666)
+
+
 def take(uuids: Sequence[str], deployment: str) -> list[int]:
     """Descriptors that hold the leases of all these GPUs, or exit 4 naming the holders; all or none."""
     folder = lease_dir()
@@ -42,7 +49,10 @@ def take(uuids: Sequence[str], deployment: str) -> list[int]:
     for uuid in uuids:
         holder = holder_of(uuid)
         try:
-            fd = None if holder else try_lock(lease_path(uuid))
+            fd = None if holder else try_lease(uuid)
+            if fd is not None:
+                fds.append(fd)
+                write_holder(fd, {"deployment": deployment, "pid": os.getpid(), "boot_id": boot_id()})
         except OSError as error:
             release(fds)
             raise environment(
@@ -53,9 +63,6 @@ def take(uuids: Sequence[str], deployment: str) -> list[int]:
         if fd is None:
             holder = holder or read_holder(lease_path(uuid))
             taken.append(f"{uuid}: {holder.get('deployment', '?')}, since {holder.get('since', '?')}")
-            continue
-        write_holder(fd, {"deployment": deployment, "pid": os.getpid(), "boot_id": boot_id()})
-        fds.append(fd)
     if taken:
         release(fds)
         raise refused(
@@ -73,6 +80,18 @@ def release(fds: Sequence[int]) -> None:
 
 
 def note_engine(fds: Sequence[int], deployment: str, engine: Identity) -> None:
-    """Write into the leases which engine they are for."""
+    """Write into the leases which engine they are for: it goes on holding them if we die."""
     for fd in fds:
-        write_holder(fd, {"deployment": deployment, "engine": engine, "boot_id": boot_id(), "pid": os.getpid()})
+        with contextlib.suppress(OSError):  # a full disk must not end us
+            write_holder(fd, {"deployment": deployment, "engine": engine, "boot_id": boot_id(), "pid": os.getpid()})
+
+
+def take_over(uuids: Sequence[str], deployment: str, engine: Identity) -> list[int]:
+    """The leases of an engine whose supervisor has died, as far as they can be had."""
+    fds = []
+    for uuid in uuids:
+        with contextlib.suppress(OSError):
+            if (fd := try_lease(uuid)) is not None:
+                fds.append(fd)
+    note_engine(fds, deployment, engine)
+    return fds

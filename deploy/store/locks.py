@@ -4,6 +4,7 @@ Open file description locks (fcntl F_OFD_SETLK): they pass to a child with the d
 flock they can be asked about without being taken, so that readers never get in the way of a writer.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -19,14 +20,24 @@ def _flock(kind: int) -> bytes:
     return struct.pack(FLOCK, kind, os.SEEK_SET, 0, 0, 0)
 
 
-def try_lock(path: str) -> int | None:
+def try_lock(path: str, mode: int = 0o600) -> int | None:
     """A descriptor that holds the lock file `path` exclusively, or None when somebody else does."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = _open(path, mode)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK))
     except (BlockingIOError, PermissionError):
         os.close(fd)
         return None
+    return fd
+
+
+def _open(path: str, mode: int) -> int:
+    # in a folder for everybody (sticky), the kernel refuses O_CREAT on what another user has made
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    if os.fstat(fd).st_uid == os.geteuid():
+        os.fchmod(fd, mode)  # the umask has taken away from it
     return fd
 
 

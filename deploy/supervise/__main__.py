@@ -57,7 +57,7 @@ def main() -> None:
         os.set_inheritable(fd, False)
     become_subreaper()
     os.umask(0o077)
-    supervisor = Supervisor(plan, launch, limits_of(plan), answer)
+    supervisor = Supervisor(plan, launch, limits_of(plan), answer, order["lease_fds"])
     # signals are handled from here on, so that is when we may be found
     me = identity_of(os.getpid())
     assert me is not None
@@ -83,7 +83,9 @@ def _adopt(supervisor: Supervisor, launch: Launch) -> None:
         return
     leader = Identity(*observed.leader) if observed.leader else _find_leader(launch)
     members = {Identity(*key): Member(Identity(*key), title) for key, title in observed.members.items()}
-    supervisor.run_adopted(leader, members, machine, "the supervisor before is gone")
+    supervisor.run_adopted(
+        leader, members, machine, "the supervisor before is gone", unrecorded=observed.leader is None
+    )
 
 
 def _find_leader(launch: Launch) -> Identity | None:

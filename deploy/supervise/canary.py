@@ -58,7 +58,7 @@ def text_of(body: bytes) -> str | None:
     try:
         choice = json.loads(body)["choices"][0]
         if "text" in choice:
-            return str(choice["text"])
+            return str(choice["text"] or "")
         message: dict[str, Any] = choice["message"]
         parts = [message.get(key) for key in ("reasoning", "reasoning_content", "reasoning_text", "content")]
         return "".join(str(part) for part in parts if part)
@@ -77,7 +77,7 @@ def judge(status: int, body: bytes, *, coherence: bool) -> str | None:
         return None
     if not text.strip():
         return "an empty answer"
-    if "\ufffd" in text:
+    if "\ufffd" in text.rstrip("\ufffd"):  # the last character may be cut by the limit of tokens
         return f"bytes that are no text: {text[:80]!r}"
     loop = LOOP.search(text)
     if loop and len(loop[0]) > len(text) / 2:

@@ -28,12 +28,28 @@ LETTING_GO_S = 5.0
 def take_lock(name: str) -> int:
     """The deployment's lock, or exit 4 naming who holds it and since when."""
     make_deployment(name)
-    path = lock_path(name)
-    fd = try_lock(path)
+    try:
+        fd = _lock(name)
+        if fd is not None:
+            write_holder(fd, {"role": "command", "pid": os.getpid()})
+    except OSError as error:
+        raise environment(
+            f"cannot write the lock of {name}",
+            evidence=[f"{lock_path(name)}: {error.strerror}"],
+            fix=["make room or name another folder: export KDEPLOY_STATE_DIR=/path"],
+        ) from None
     if fd is None:
         raise held(name)
-    write_holder(fd, {"role": "command", "pid": os.getpid()})
     return fd
+
+
+def _lock(name: str) -> int | None:
+    """A lock that can be passed on. Started with 0, 1 or 2 closed, it would get one of these numbers, and lose it to
+    the supervisor's own streams."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+    return try_lock(lock_path(name))
 
 
 def held(name: str) -> KdeployError:
@@ -66,7 +82,7 @@ def launch(plan: LaunchPlan, lock_fd: int, lease_fds: Iterable[int] = ()) -> Lau
 
 def adopt(deployment: Deployment) -> bool:
     """Start a supervisor that takes `deployment` over. False when somebody else was quicker."""
-    lock_fd = try_lock(lock_path(deployment.name))
+    lock_fd = _lock(deployment.name)
     if lock_fd is None:
         return False
     _start("adopt", deployment.launch, lock_fd, [])
@@ -83,7 +99,7 @@ def _start(action: str, folder: Launch, lock_fd: int, lease_fds: list[int]) -> N
         "lock_fd": lock_fd,
         "lease_fds": lease_fds,
     }
-    with open(folder.supervisor_log, "ab") as log:
+    with open(_private_append(folder.supervisor_log), "ab") as log:
         process = subprocess.Popen(
             # -P: a user's own ./deploy folder must not become our supervisor
             [sys.executable, "-P", "-m", "deploy.supervise"],
@@ -116,6 +132,10 @@ def _start(action: str, folder: Launch, lock_fd: int, lease_fds: list[int]) -> N
         )
     # it lives on without us; not a leak
     process.returncode = 0
+
+
+def _private_append(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _last_line(path: str) -> str:
@@ -155,7 +175,7 @@ def signal_supervisor(deployment: Deployment, number: signal.Signals) -> bool:
 def wait_for_lock(name: str, seconds: float = LETTING_GO_S) -> int:
     """The lock of a deployment that is about to let go of it."""
     deadline = time.monotonic() + seconds
-    while (fd := try_lock(lock_path(name))) is None:
+    while (fd := _lock(name)) is None:
         if time.monotonic() > deadline:
             raise held(name)
     return fd

@@ -9,7 +9,7 @@ import re
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deploy.engine.diagnosis import diagnose
@@ -34,6 +34,7 @@ from deploy.plan.launch_plan import LaunchPlan
 from deploy.plan.references import Unresolved
 from deploy.store.journal import Journal
 from deploy.store.launches import Launch, make_launch
+from deploy.store.leases import note_engine, take_over
 from deploy.supervise.gate import Gate
 from deploy.supervise.ledger import Ledger, Member
 from deploy.supervise.spawn import CannotSpawn, resolved, spawn
@@ -66,8 +67,16 @@ COUNTERS = re.compile(rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+
 class Supervisor:
     """Owns one deployment from spawn (or adoption) to its end."""
 
-    def __init__(self, plan: LaunchPlan, launch: Launch, limits: Limits, tell_parent: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        launch: Launch,
+        limits: Limits,
+        tell_parent: Callable[[str], None],
+        leases: Sequence[int] = (),
+    ) -> None:
         self.plan = plan
+        self.leases = leases
         self.limits = limits
         self.tell_parent = tell_parent
         self.selector = selectors.DefaultSelector()
@@ -140,11 +149,23 @@ class Supervisor:
             return
         engine.process.returncode = 0  # we reap it ourselves; this keeps Popen from trying
         self._record("spawned", {"pid": engine.identity.pid, "identity": engine.identity})
+        note_engine(self.leases, self.launch.deployment, engine.identity)
         self._watch_leader(engine.identity)
         self._schedule_all()
 
-    def run_adopted(self, leader: Identity | None, members: dict[Identity, Member], machine: Machine, why: str) -> None:
-        """Take over an engine whose supervisor is gone, and stay until the deployment is over."""
+    def run_adopted(
+        self,
+        leader: Identity | None,
+        members: dict[Identity, Member],
+        machine: Machine,
+        why: str,
+        *,
+        unrecorded: bool = False,
+    ) -> None:
+        """Take over an engine whose supervisor is gone, and stay until the deployment is over.
+
+        `unrecorded`: the journal does not name `leader` yet.
+        """
         self.machine = machine
         self.ledger.parent_of_engine = False
         self.ledger.members = dict(members)
@@ -157,7 +178,8 @@ class Supervisor:
                 "why": why,
             },
         )
-        self.tell_parent("ok")
+        if leader is not None and unrecorded:
+            self._record("spawned", {"pid": leader.pid, "identity": leader})
         if machine.state in SERVING:
             self.log_offset = _size(self.launch.log)
         for member in members.values():
@@ -166,7 +188,9 @@ class Supervisor:
             self.ledger.leader = leader
             self._gone_unseen(why)
         else:
+            self.leases = take_over([gpu.uuid for gpu in self.plan.gpus], self.launch.deployment, leader)
             self._watch_leader(leader)
+        self.tell_parent("ok")  # now, not before: whoever asked reads the journal next
         self._schedule_all()
         if self.machine.state == STOPPING:
             self._signal_tree("SIGTERM")
@@ -201,7 +225,9 @@ class Supervisor:
             if self.finished:
                 return
             for key, _ in self.selector.select(self._timeout()):
-                key.data()
+                # what was handled just before may have closed this one: a stop drops the probe under way
+                if self.selector.get_map().get(key.fd) is key:
+                    key.data()
                 if self.finished:
                     return
 
@@ -305,6 +331,9 @@ class Supervisor:
         if self.machine.ending in (None, "done"):
             return
         self._reap()
+        leader = self.ledger.leader
+        if leader is not None and not self.machine.leader_gone and not is_alive(leader):
+            self._leader_gone()  # its pidfd would tell in a moment; how it ended comes before that it is gone
         if self.machine.ending == "drain" or self.ledger.living():
             self._again("gone", GONE_POLL_S)
             return

@@ -1,0 +1,56 @@
+"""The restart policy."""
+
+import pytest
+
+from deploy.lifecycle.restart import BACKOFF_CAP_S, RestartPolicy, judge
+
+POLICY = RestartPolicy("on-failure", attempts=3, window_s=3600.0, backoff_s=10.0)
+NOW = 1_800_000_000.0
+
+
+def test_never_means_never() -> None:
+    verdict = judge(POLICY._replace(policy="never"), [], NOW, retryable=True)
+    assert verdict.delay_s is None
+    assert "never" in verdict.reason
+
+
+@pytest.mark.parametrize("policy", ["on-failure", "always"])
+def test_what_would_fail_the_same_way_is_not_tried_again(policy: str) -> None:
+    verdict = judge(POLICY._replace(policy=policy), [], NOW, retryable=False)
+    assert verdict.delay_s is None
+    assert "fail again" in verdict.reason
+
+
+@pytest.mark.parametrize(("earlier", "delay"), [(0, 10.0), (1, 20.0), (2, 40.0)])
+def test_the_pause_doubles_with_every_restart(earlier: int, delay: float) -> None:
+    verdict = judge(POLICY, [NOW - 60] * earlier, NOW, retryable=True)
+    assert verdict.delay_s == delay
+    assert verdict.reason == f"restart {earlier + 1} of 3"
+
+
+def test_a_used_up_budget_ends_it_and_says_so() -> None:
+    verdict = judge(POLICY, [NOW - 60] * 3, NOW, retryable=True)
+    assert verdict.delay_s is None
+    assert "restart.attempts" in verdict.reason
+
+
+def test_restarts_older_than_the_window_do_not_count() -> None:
+    assert judge(POLICY, [NOW - 3601] * 50, NOW, retryable=True).delay_s == 10.0
+
+
+def test_restarts_that_lie_in_the_future_count_since_the_clock_went_back() -> None:
+    assert judge(POLICY, [NOW + 1e6] * 3, NOW, retryable=True).delay_s is None
+
+
+def test_no_attempts_means_no_restart() -> None:
+    assert judge(POLICY._replace(attempts=0), [], NOW, retryable=True).delay_s is None
+
+
+@pytest.mark.parametrize("earlier", [10, 100, 5000])
+def test_the_pause_is_bounded_however_many_restarts_there_were(earlier: int) -> None:
+    verdict = judge(POLICY._replace(attempts=10**6), [NOW] * earlier, NOW, retryable=True)
+    assert verdict.delay_s == BACKOFF_CAP_S
+
+
+def test_a_longer_pause_that_the_profile_asks_for_is_kept() -> None:
+    assert judge(POLICY._replace(backoff_s=3600.0), [NOW], NOW, retryable=True).delay_s == 3600.0
