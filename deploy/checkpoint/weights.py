@@ -22,7 +22,7 @@ class WeightFile(NamedTuple):
 
 def natural_key(name: str) -> list[tuple[int, int | str]]:
     """Sort key under which model-2 comes before model-10, as vLLM's loader orders its files."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def read_weights(folder: str) -> list[WeightFile]:
@@ -75,7 +75,9 @@ def _names(folder: str) -> list[str]:
         try:
             with open(index, "rb") as file:
                 names = set(json.load(file)["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError("weight_map names something that is no file")
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise environment(
                 f"the checkpoint's index cannot be read: {index}",
                 evidence=[f"{type(error).__name__}: {error}"],
@@ -103,7 +105,9 @@ def _problem(path: str, size: int) -> str | None:
         try:
             header = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            expected = 8 + length + max(ends, default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             return "its header is not readable JSON"
-    expected = 8 + length + max(ends, default=0)
+    if size > expected:  # the loader refuses that, too
+        return f"{size - expected} bytes too long: {size} of {expected}"
     return f"truncated: {size} bytes of {expected}" if size < expected else None

@@ -11,7 +11,7 @@ from deploy.console.words import size
 from deploy.errors import KdeployError
 from deploy.plan.gather import Wish, plan_for_show
 from deploy.profile.catalogue import Catalogue, Found, standard
-from deploy.profile.yaml_reader import Mapping, Node, Scalar, Sequence, leaves, plain_data
+from deploy.profile.yaml_reader import Mapping, Node, Scalar, Sequence, Unreadable, leaves, read_value
 
 
 @click.group()
@@ -85,10 +85,19 @@ def show(
     output.data(_yaml(resolved.tree).rstrip("\n"))
 
 
+def _plain_enough(text: str, where: str) -> bool:
+    """Whether the characters, written without quotes, are read again as they are."""
+    try:
+        node = read_value(where.format(text), "")
+    except Unreadable:
+        return False
+    if isinstance(node, Sequence) and len(node.items) == 1:
+        node = node.items[0]
+    return isinstance(node, Scalar) and node.plain and node.text == text
+
+
 def _shown(node: Node) -> str:
-    if isinstance(node, Scalar):
-        return node.text if node.plain else repr(node.text)
-    return str(plain_data(node))
+    return _flow(node, "{}")
 
 
 def _yaml(tree: Mapping) -> str:
@@ -99,19 +108,23 @@ def _yaml(tree: Mapping) -> str:
 def _yaml_lines(node: Mapping, depth: int) -> list[str]:
     lines = []
     pad = "  " * depth
-    for key, value in node.entries.items():
+    for word, value in node.entries.items():
+        key = (
+            word if _plain_enough(word, "{}") and _plain_enough(word, "[{}]") else _flow(Scalar(word, False, value.at))
+        )
         if isinstance(value, Mapping) and value.entries:
             lines += [f"{pad}{key}:", *_yaml_lines(value, depth + 1)]
         else:
-            lines.append(f"{pad}{key}: {_flow(value)}")
+            lines.append(f"{pad}{key}: {_flow(value, '{}')}")
     return lines
 
 
-def _flow(node: Node) -> str:
+def _flow(node: Node, where: str = "[{}]") -> str:
     import json
 
     if isinstance(node, Scalar):
-        return node.text if node.plain else json.dumps(node.text, ensure_ascii=False)
+        plain = node.plain and (not node.text or _plain_enough(node.text, where))
+        return node.text if plain else json.dumps(node.text, ensure_ascii=False)
     if isinstance(node, Sequence):
         return "[" + ", ".join(_flow(item) for item in node.items) + "]"
     return "{" + ", ".join(f"{json.dumps(key)}: {_flow(value)}" for key, value in node.entries.items()) + "}"
@@ -129,35 +142,37 @@ def check(
     """Validate profiles (without a name: all). Exit 2 when one is not valid."""
     catalogue = _catalogue(ctx, profiles)
     arguments = list(names) or [found.file for found in catalogue.all()]
-    results = [_checked(catalogue, argument, sets) for argument in arguments]
-    if as_json:
-        output.document({"schema": 1, "profiles": results})
-    for result in results:
-        problem = result.pop("problem", None)
-        if isinstance(problem, KdeployError):
-            output.say(f"{result['name']}: not valid")
+    codes = {errors.OK}
+    results = []
+    for argument in arguments:
+        result, problem = _checked(catalogue, argument, sets)
+        results.append(result)
+        if problem:
+            codes.add(problem.code)
+            output.say(f"{result['name']}: " + ("not valid" if problem.code == errors.USAGE else "cannot run here"))
             output.error(problem)
         elif not as_json:
             output.data(f"{result['name']}: ok ({result['detail']})")
         for warning in result.get("warnings", ()):
             output.say(f"  warning: {warning}")
-    return errors.OK if all(result["valid"] for result in results) else errors.USAGE
+    if as_json:
+        output.document({"schema": 1, "profiles": results})
+    return errors.USAGE if errors.USAGE in codes else max(codes)
 
 
-def _checked(catalogue: Catalogue, argument: str, sets: tuple[str, ...]) -> dict[str, Any]:
+def _checked(catalogue: Catalogue, argument: str, sets: tuple[str, ...]) -> tuple[dict[str, Any], KdeployError | None]:
+    """What is to be told of one profile, and the error if it has one."""
     result: dict[str, Any] = {"name": argument, "valid": True, "warnings": [], "errors": []}
     try:
         resolved = catalogue.resolve(argument, sets)
         result |= {"name": resolved.name, "file": resolved.file}
         profile = resolved.profile
         if not (profile.model.path or profile.model.id):
-            return {**result, "detail": "a base, only there to be extended"}
+            return {**result, "detail": "a base, only there to be extended"}, None
         plan = plan_for_show(resolved, Wish(argument, sets=sets))
     except KdeployError as error:
-        if error.code != errors.USAGE:
-            raise
-        return {**result, "valid": False, "errors": [error.what, *error.evidence], "problem": error}
+        return {**result, "valid": error.code != errors.USAGE, "errors": [error.what, *error.evidence]}, error
     detail = f"{profile.gpus or 'no'} GPU{'' if profile.gpus == 1 else 's'}"
     if plan.bytes_total:
         detail += f", {size(plan.bytes_total)} in {len(plan.shards)} files"
-    return {**result, "detail": detail, "warnings": list(plan.notes)}
+    return {**result, "detail": detail, "warnings": list(plan.notes)}, None

@@ -53,5 +53,7 @@ def command(
             output.data(f"{key}={value}")
     else:
         output.data(shell_script(plan))
+    for variable, reason in plan.dropped.items():
+        output.say(f"not passed on: {variable} ({reason})")
     for note in plan.notes:
         output.say(f"note: {note}")

@@ -74,5 +74,6 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether a person watches stderr, where the talk goes."""
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb"
+    """Whether a person watches: no redraw when either stream goes elsewhere."""
+    watched = all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
+    return watched and os.environ.get("TERM", "") != "dumb"

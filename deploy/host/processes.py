@@ -29,6 +29,7 @@ class Process(NamedTuple):
     ppid: int
     pgid: int
     sid: int
+    threads: int = 1
 
     @property
     def identity(self) -> Identity:
@@ -37,8 +38,8 @@ class Process(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """A zombie is not alive: it holds no memory and runs no code."""
-        return self.state not in DEAD_STATES
+        """A zombie is not alive: it holds no memory and runs no code, unless only its main thread has ended."""
+        return self.state not in DEAD_STATES or self.threads > 1
 
 
 def boot_id() -> str:
@@ -65,6 +66,7 @@ def read_process(pid: int) -> Process | None:
         ppid=int(fields[1]),
         pgid=int(fields[2]),
         sid=int(fields[3]),
+        threads=int(fields[17]),
     )
 
 

@@ -34,8 +34,9 @@ from deploy.lifecycle.states import (
     is_later,
 )
 
-# A first SIGTERM during initialisation is swallowed by vLLM (measured, 5 of 5), so it is repeated, and soon goes to
-# the whole tree. A server that has served is left to finish by itself for most of term_s.
+# A first SIGTERM during initialisation is swallowed by vLLM's server (measured, 5 of 5): it is repeated, and goes to the
+# whole tree, which ended a loading engine in 4 s, where repeats to the server alone took 20. A server that has served
+# is left to finish by itself for most of term_s.
 TERM_REPEAT_S = 2.0
 TERM_REPEAT_SERVED_S = 5.0
 SERVED_SHARE = 2 / 3
@@ -249,7 +250,7 @@ def _stop_asked(m: Machine, event: Input, limits: Limits) -> Step:
 
 def _term(m: Machine, event: Input, records: tuple[Record, ...] = ()) -> Step:
     m = replace(m, ending="term", ending_since=event.now, signalled_at=event.now, signals=1)
-    return Step(m, records, (Action("signal", {"scope": "leader", "signal": "SIGTERM"}),))
+    return Step(m, records, (Action("signal", {"scope": "leader" if m.served else "tree", "signal": "SIGTERM"}),))
 
 
 def _kill(m: Machine, event: Input) -> Step:
@@ -361,8 +362,8 @@ def _tick_ending(m: Machine, event: Input, limits: Limits) -> Step:
         if event.now >= m.ending_since + _patience(m, limits):
             return _kill(m, event)
         if event.now >= m.signalled_at + _repeat_s(m):
-            alone = elapsed < SERVED_SHARE * limits.term_s if m.served else m.signals < 2
-            scope = "leader" if alone and not m.leader_gone else "tree"
+            alone = m.served and not m.leader_gone and elapsed < SERVED_SHARE * limits.term_s
+            scope = "leader" if alone else "tree"
             m = replace(m, signalled_at=event.now, signals=m.signals + 1)
             return Step(m, (), (Action("signal", {"scope": scope, "signal": "SIGTERM"}),))
         return Step(m)

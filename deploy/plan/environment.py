@@ -34,7 +34,19 @@ PASSED = {
 PASSED_PREFIXES = ("LC_", "XDG_", "HF_", "HUGGINGFACE_", "NVIDIA_")
 
 # Inherited ones that would change the launch behind the profile's back; dropped, and said so.
-MEDDLING_PREFIXES = ("NCCL_", "VLLM_", "CUDA_", "TORCH_", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "RAY_")
+MEDDLING_PREFIXES = (
+    "NCCL_",
+    "VLLM_",
+    "CUDA_",
+    "TORCH",
+    "PYTORCH_",
+    "TRITON_",
+    "FLASHINFER_",
+    "OMP_",
+    "MKL_",
+    "GLOO_",
+    "RAY_",
+)
 MEDDLING = {
     "PYTHONPATH": "would change which modules the engine imports",
     "PYTHONHOME": "would change which modules the engine imports",
@@ -47,8 +59,9 @@ MEDDLING = {
     "WORLD_SIZE": "left over from a distributed launch",
 }
 
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE_?KEY", re.IGNORECASE)
-PROXY_WITH_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
+SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+SURROGATE = re.compile("[\ud800-\udfff]")  # how Python shows bytes that are not UTF-8
+LOGIN_IN_URL = re.compile(r"//[^/@\s]+@")
 
 
 class Environment(NamedTuple):
@@ -63,7 +76,7 @@ class Environment(NamedTuple):
 def compose(
     inherited: Mapping[str, str],
     *,
-    profile: Mapping[str, str],
+    profile: Mapping[str, str | None],
     engine: Mapping[str, str],
     gpus: list[int] | None,
     limit_s: float,
@@ -72,7 +85,7 @@ def compose(
 
     Args:
         inherited: the caller's environment.
-        profile: `env:` of the profile; wins over everything.
+        profile: `env:` of the profile; wins over everything, and None takes a variable out.
         engine: what the installed engine needs to start.
         gpus: indices in PCI bus order of the leased GPUs; None for a CPU engine.
         limit_s: seconds the load may take; vLLM's own start limits are raised to it.
@@ -83,8 +96,10 @@ def compose(
     for name, value in sorted(inherited.items()):
         if name in profile:
             continue
-        if name in PASSED or name.startswith(PASSED_PREFIXES):
-            secret = SECRET.search(name) or PROXY_WITH_PASSWORD.search(value)
+        if SURROGATE.search(name + value):
+            dropped[name] = "not UTF-8 text"
+        elif name in PASSED or name.startswith(PASSED_PREFIXES):
+            secret = SECRET.search(name) or LOGIN_IN_URL.search(value)
             values[name] = f"${{env:{name}}}" if secret else value
             passed.append(name)
         elif name in MEDDLING:
@@ -93,9 +108,10 @@ def compose(
             dropped[name] = "inherited from the shell, would change the launch; name it under env: to keep it"
     values |= _own(gpus, limit_s)
     values |= engine
-    values |= profile
-    if "PYTHONPATH" in profile and "PYTHONPATH" in engine:
+    values |= {name: value for name, value in profile.items() if value is not None}
+    if profile.get("PYTHONPATH") and "PYTHONPATH" in engine:
         values["PYTHONPATH"] = f"{engine['PYTHONPATH']}:{profile['PYTHONPATH']}"
+    values = {name: value for name, value in values.items() if profile.get(name, "") is not None}
     return Environment(values, passed, dropped)
 
 

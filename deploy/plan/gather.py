@@ -12,9 +12,12 @@ from deploy.homes import data_dir
 from deploy.host.listeners import holder, port_problem
 from deploy.host.processes import title
 from deploy.plan.launch_plan import Gpu, LaunchPlan
-from deploy.plan.make import Facts, make_plan
+from deploy.plan.make import Facts, make_plan, refuse
 from deploy.profile.catalogue import Catalogue, Resolved
+from deploy.profile.yaml_reader import leaves
 from deploy.store.launches import check_name
+
+NO_ENGINE = Engine("", [], {}, None, None, False)
 
 
 class Wish(NamedTuple):
@@ -28,9 +31,17 @@ class Wish(NamedTuple):
 
 
 def resolve(catalogue: Catalogue, wish: Wish) -> Resolved:
-    """The wished profile with all its layers."""
+    """The wished profile with all its layers, refused (exit 2) for whatever is wrong with it on any machine."""
+    if wish.name is not None:
+        check_name(wish.name)
     port = [f"serve.port={wish.port}"] if wish.port is not None else []
-    return catalogue.resolve(wish.profile, [*wish.sets, *port])
+    resolved = catalogue.resolve(wish.profile, [*wish.sets, *port])
+    check_version(NO_ENGINE, resolved.profile.engine.version)
+    try:
+        refuse(resolved.profile, wish.extra, shipped_flags())
+    except KdeployError as error:
+        raise _placed(error, resolved) from None
+    return resolved
 
 
 def plan_for_launch(resolved: Resolved, wish: Wish, gpus: list[Gpu] | None) -> LaunchPlan:
@@ -55,12 +66,24 @@ def _plan(resolved: Resolved, wish: Wish, gpus: list[Gpu] | None, *, strict: boo
     name = check_name(wish.name or resolved.name)
     notes: list[str] = []
     engine = _engine(profile.engine.executable, notes, strict=strict)
-    note = check_version(engine, profile.engine.version) if strict or engine.version else None
-    if note:
+    note = check_version(engine, profile.engine.version)
+    if note and (strict or engine.interpreter):
         notes.append(note)
     model, weights = _model(resolved, notes, strict=strict)
     facts = Facts(engine, model, weights, gpus, os.environ, shipped_flags())
-    return make_plan(profile, resolved.name, resolved.file, facts, name=name, extra=wish.extra, notes=notes)
+    try:
+        return make_plan(profile, resolved.name, resolved.file, facts, name=name, extra=wish.extra, notes=notes)
+    except KdeployError as error:
+        raise _placed(error, resolved) from None
+
+
+def _placed(error: KdeployError, resolved: Resolved) -> KdeployError:
+    """The error with the place that set the key which it begins with."""
+    key = error.what.split()[0].rstrip(":")
+    places = {".".join(path): node.at for path, node in leaves(resolved.tree)}
+    if key not in places:
+        return error
+    return KdeployError(error.what, evidence=[f"{places[key]}: {key}", *error.evidence], fix=error.fix, code=error.code)
 
 
 def _engine(executable: str, notes: list[str], *, strict: bool) -> Engine:
@@ -107,7 +130,11 @@ def model_folder(path: str, beside: str) -> str:
     if os.path.isabs(expanded):
         return os.path.normpath(expanded)
     near = os.path.normpath(os.path.join(beside, expanded))
-    return near if os.path.isdir(near) else os.path.join(data_dir(), "models", os.path.normpath(expanded))
+    return (
+        near
+        if os.path.isdir(near) or path.startswith(("./", "../"))
+        else os.path.join(data_dir(), "models", os.path.normpath(expanded))
+    )
 
 
 def hub_snapshot(model_id: str, revision: str | None) -> str | None:

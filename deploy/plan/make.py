@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from deploy.checkpoint.weights import WeightFile
-from deploy.engine.flags import Flags, canonical, managed_in
+from deploy.engine.flags import Flags, canonical, managed_in, objections
 from deploy.engine.installations import Engine
 from deploy.errors import usage
 from deploy.plan.command_line import serve_arguments
-from deploy.plan.environment import compose
+from deploy.plan.environment import SECRET, compose
 from deploy.plan.launch_plan import Gpu, LaunchPlan, Shard
+from deploy.plan.references import malformed, references
 from deploy.profile.schema import Profile
 
 
@@ -42,21 +43,15 @@ def make_plan(
     Raises:
         KdeployError: (exit 2) the profile or the verbatim tail cannot be turned into a command.
     """
-    _refuse(profile, extra, facts.flags)
-    plain_switches = frozenset(
-        flag for flag, record in facts.flags.flags.items() if record["kind"] == "switch" and not record.get("negative")
-    )
-    arguments = serve_arguments(profile, facts.model, extra, plain_switches=plain_switches)
+    refuse(profile, extra, facts.flags)
+    arguments = serve_arguments(profile, facts.model, facts.flags, extra)
     environment = compose(
         facts.environ,
-        profile={key: value for key, value in profile.env.items() if value is not None},
+        profile=profile.env,
         engine=facts.engine.env,
         gpus=None if facts.gpus is None else [gpu.index for gpu in facts.gpus],
         limit_s=profile.load.limit_s,
     )
-    for key, value in profile.env.items():
-        if value is None:
-            environment.values.pop(key, None)
     served = profile.model.served_name or [facts.model]
     plan = LaunchPlan(
         name=name or profile_name,
@@ -103,7 +98,8 @@ def _with_digest(plan: LaunchPlan) -> LaunchPlan:
     return replace(plan, digest=hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _refuse(profile: Profile, extra: Sequence[str], flags: Flags) -> None:
+def refuse(profile: Profile, extra: Sequence[str], flags: Flags) -> None:
+    """Raise (exit 2) when the profile and the verbatim tail cannot become a command on any machine."""
     if not (profile.model.path or profile.model.id):
         raise usage(
             "the profile names no model", fix=["set model.path or model.id; a base is only there to be extended"]
@@ -116,7 +112,8 @@ def _refuse(profile: Profile, extra: Sequence[str], flags: Flags) -> None:
     if profile.parallel.tensor % profile.parallel.decode_context:
         raise usage(
             f"parallel.decode_context {profile.parallel.decode_context} does not divide "
-            f"parallel.tensor {profile.parallel.tensor}"
+            f"parallel.tensor {profile.parallel.tensor}",
+            fix=["set parallel.decode_context to a divisor of parallel.tensor"],
         )
     ranks = profile.parallel.tensor * profile.parallel.pipeline * profile.parallel.data
     if profile.gpus and profile.gpus != ranks:
@@ -125,18 +122,50 @@ def _refuse(profile: Profile, extra: Sequence[str], flags: Flags) -> None:
             fix=[f"set hardware.gpus to {ranks}, or leave it out"],
         )
     if profile.patches:
-        raise usage(f"unknown patch: {', '.join(profile.patches)}", fix=["this version of kdeploy ships no patches"])
-    if {canonical(key) for key in profile.args} & {"ssl-keyfile", "ssl-certfile"}:
-        raise usage("kdeploy cannot watch a server behind TLS", fix=["put a proxy in front of it that speaks TLS"])
+        raise usage(
+            f"patches: unknown patch {', '.join(profile.patches)}", fix=["this version of kdeploy ships no patches"]
+        )
+    typed = [word.partition("=")[0][2:] for word in extra if word.startswith("--")]
+    if {canonical(key) for key in [*profile.args, *typed]} & {"ssl-keyfile", "ssl-certfile"}:
+        raise usage(
+            "args: kdeploy cannot watch a server behind TLS", fix=["put a proxy in front of it that speaks TLS"]
+        )
     for word, key in managed_in(extra, flags)[:1]:
-        raise usage(f"{word} after -- is decided by the profile's {key}", fix=[f"--set {key.split(' ')[0]}=VALUE"])
+        fix = [f"--set {key.split(' ')[0]}=VALUE"] if "." in key.split(" ")[0] else []
+        raise usage(f"{word} after -- is decided by the profile's {key}", fix=fix)
+    for word in extra:
+        if any("\ud800" <= char <= "\udfff" for char in word):
+            raise usage("a word after -- is not UTF-8 text", evidence=[ascii(word)], fix=["write it as UTF-8"])
+    _refuse_bad_references(profile, extra)
+    serve_arguments(profile, "", flags, extra)
+
+
+def _refuse_bad_references(profile: Profile, extra: Sequence[str]) -> None:
+    args = [(f"args.{key}", str(value)) for key, value in profile.args.items()]
+    env = [(f"env.{key}", value) for key, value in profile.env.items() if value is not None]
+    wrong = [
+        f"{where}: {bad}" for where, text in [*args, *env, *(("--", word) for word in extra)] for bad in malformed(text)
+    ]
+    if wrong:
+        raise usage(
+            "a reference to a secret that cannot be one",
+            evidence=wrong,
+            fix=["${env:NAME} names a variable, ${file:/path} a file by its absolute path"],
+        )
 
 
 def _notes(profile: Profile, arguments: Sequence[str], flags: Flags) -> list[str]:
     notes = []
     if profile.load.prewarm == "on":
         notes.append("load.prewarm: this version of kdeploy does not read weights ahead")
-    for variable in sorted(profile.env):
+    notes += objections(arguments, flags)
+    for variable, value in sorted(profile.env.items()):
         if variable.startswith("VLLM_") and variable not in flags.environment:
             notes.append(f"env.{variable}: vLLM {flags.version} does not know this variable")
+        if value and len(value) >= 8 and SECRET.search(variable) and not references(value) and not value.isdigit():
+            notes.append(f"env.{variable} holds a secret in clear text; write ${{env:NAME}} or ${{file:/path}}")
+    if profile.gpus and profile.env.get("CUDA_VISIBLE_DEVICES") is not None:
+        notes.append("env.CUDA_VISIBLE_DEVICES wins over the GPUs that are leased for this launch")
+    if any(references(word) for word in arguments):
+        notes.append("a secret among the arguments can be seen in the process list; VLLM_API_KEY under env: cannot")
     return notes

@@ -34,13 +34,13 @@ def choose(
         chosen = _named(inventory, named)
         if len(chosen) != wanted:
             raise usage(
-                f"--gpus names {len(chosen)} GPUs, and the profile needs {wanted}",
+                f"--gpus names {_count(len(chosen))}, and the profile needs {wanted}",
                 fix=[f"name {wanted} of {_indices(inventory)}"],
             )
     else:
         if len(inventory) < wanted:
             raise environment(
-                f"the profile needs {wanted} GPUs, and this machine has {len(inventory)}",
+                f"the profile needs {_count(wanted)}, and this machine has {len(inventory)}",
                 evidence=[f"GPU {gpu.number}: {gpu.name}" for gpu in inventory] or ["NVML lists none"],
                 fix=["--set parallel.tensor=N, with a model that fits N GPUs"],
             )
@@ -58,6 +58,10 @@ def choose(
     return [Gpu(gpu.number, gpu.uuid) for gpu in chosen]
 
 
+def _count(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
 def _indices(inventory: Sequence[GpuState]) -> str:
     return ", ".join(str(gpu.number) for gpu in inventory)
 
@@ -65,8 +69,8 @@ def _indices(inventory: Sequence[GpuState]) -> str:
 def _named(inventory: Sequence[GpuState], text: str) -> list[GpuState]:
     chosen: list[GpuState] = []
     for word in (part.strip() for part in text.split(",")):
-        if word.isdigit():
-            found = [gpu for gpu in inventory if gpu.number == int(word)]
+        if word.isascii() and word.isdigit():
+            found = [gpu for gpu in inventory if str(gpu.number) == (word.lstrip("0") or "0")]
         else:
             found = [gpu for gpu in inventory if word and gpu.uuid.startswith(word)]
         if not found:

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Callable
 
-REFERENCE = re.compile(r"\$\{(env|file):([^}]+)\}")
+REFERENCE = re.compile(r"\$\{(env(?=:[A-Za-z_][A-Za-z0-9_]*\})|file(?=:~?/)):([^}]+)\}")
+MEANT = re.compile(r"\$\{(?:env|file):[^}]*\}?")
 
 
 class Unresolved(Exception):
@@ -13,6 +14,11 @@ class Unresolved(Exception):
 def references(text: str) -> list[tuple[str, str]]:
     """The (kind, name) of each reference in `text`."""
     return [(match[1], match[2]) for match in REFERENCE.finditer(text)]
+
+
+def malformed(text: str) -> list[str]:
+    """What was meant as a reference, and is none: a name that no variable has, a relative path, a missing brace."""
+    return [match[0] for match in MEANT.finditer(text) if not REFERENCE.fullmatch(match[0])]
 
 
 def resolve(text: str, *, env: Callable[[str], str | None], file: Callable[[str], str | None]) -> str:

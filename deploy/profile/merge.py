@@ -1,10 +1,13 @@
 """Layers of a profile: maps merge, everything else replaces, and each value keeps the place that set it. Pure."""
 
-from deploy.profile.yaml_reader import Mapping, Node, Position
+from deploy.profile.yaml_reader import Mapping, Node, Position, Scalar
 
 
 def merge(below: Node, above: Node) -> Node:
-    """`above` laid over `below`."""
+    """`above` laid over `below`. A section with nothing below its key (`args:` and only comments) is one not given;
+    a written `null` takes everything out."""
+    if isinstance(below, Mapping) and isinstance(above, Scalar) and above.plain and not above.text:
+        return below
     if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
         return above
     entries = dict(below.entries)

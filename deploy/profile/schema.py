@@ -5,16 +5,22 @@ port, and "8000" in quotes is text where a number belongs.
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from deploy.profile.yaml_reader import Mapping, Scalar, Sequence
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+RANKS_LIMIT = 1024  # more than any box; a slip of the keyboard must not become a list of a billion GPUs
 
 
 def _show(node: Any) -> str:
     if isinstance(node, Scalar):
+        if node.plain and node.value is None:
+            return "no value"
         return repr(node.text) if not node.plain else f"`{node.text}`"
     return "a list" if isinstance(node, (Sequence, list)) else "a map"
 
@@ -23,7 +29,7 @@ def _text(node: Any) -> str:
     if not isinstance(node, Scalar):
         raise ValueError(f"{_show(node)} where text belongs")
     if node.plain and node.value is None:
-        raise ValueError("no value where text belongs")
+        raise ValueError(f"{_show(node)} where text belongs")
     if node.plain and isinstance(node.value, bool):
         raise ValueError(f"`{node.text}` is a boolean where text belongs; quote it to mean the word")
     return node.text
@@ -63,6 +69,20 @@ def _or_null(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return reader
 
 
+def _name(node: Any) -> str:
+    text = _text(node)
+    if not NAME.fullmatch(text):
+        raise ValueError(f"{_show(node)} cannot be a name: letters, digits, '.', '_' and '-', 63 at most")
+    return text
+
+
+def _version(node: Any) -> int:
+    value = _whole(node)
+    if value != 1:
+        raise ValueError(f"version {value} of the format; this kdeploy knows 1")
+    return value
+
+
 def _names(node: Any) -> list[str]:
     items = node if isinstance(node, list) else [node]
     return [_text(item) for item in items]
@@ -71,18 +91,18 @@ def _names(node: Any) -> list[str]:
 ArgValue = bool | str | list[str] | dict[str, Any] | None
 
 
-def _arg(key: str, node: Any) -> ArgValue:
+def _arg(node: Any) -> ArgValue:
     """One value under `args`: see contract; the characters of a scalar are kept exactly."""
     if isinstance(node, dict):
         return {name: _plain(value) for name, value in node.items()}
     if isinstance(node, list):
         if any(not isinstance(item, Scalar) for item in node):
-            raise ValueError(f"{key}: a list here holds plain values only")
+            raise ValueError("a list here holds plain values only")
         return [item.text for item in node]
     if node.plain and isinstance(node.value, bool):
         return bool(node.value)
     if not node.plain and node.text in ("true", "false"):
-        raise ValueError(f"{key}: {node.text!r} is text; write {node.text} without quotes for the switch")
+        raise ValueError(f"{node.text!r} is text; write {node.text} without quotes for the switch")
     return None if node.plain and node.value is None else str(node.text)
 
 
@@ -97,23 +117,24 @@ def _plain(node: Any) -> Any:
     return value
 
 
-def _args(node: Any) -> dict[str, ArgValue]:
-    if not isinstance(node, dict):
-        raise ValueError(f"{_show(node)} where a map of flags belongs")
-    return {key: _arg(key, value) for key, value in node.items()}
+def _flag_name(key: str) -> str:
+    if key.startswith("-"):
+        raise ValueError("flags are written without dashes here")
+    if not key or any(char in key for char in "= \t\n"):
+        raise ValueError(f"{key!r} cannot be a flag's name; its value goes behind the colon")
+    return key
 
 
-def _env(node: Any) -> dict[str, str | None]:
-    if not isinstance(node, dict):
-        raise ValueError(f"{_show(node)} where a map of variables belongs")
-    values: dict[str, str | None] = {}
-    for key, value in node.items():
-        if not key or "=" in key or "\0" in key:
-            raise ValueError(f"{key!r} cannot be a variable's name")
-        if not isinstance(value, Scalar):
-            raise ValueError(f"{key}: {_show(value)} where one value belongs")
-        values[key] = None if value.plain and value.value is None else value.text
-    return values
+def _variable(key: str) -> str:
+    if not key or "=" in key:
+        raise ValueError(f"{key!r} cannot be a variable's name")
+    return key
+
+
+def _variable_value(node: Any) -> str | None:
+    if not isinstance(node, Scalar):
+        raise ValueError(f"{_show(node)} where one value belongs")
+    return None if node.plain and node.value is None else node.text
 
 
 Text = Annotated[str, BeforeValidator(_text)]
@@ -123,6 +144,9 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 MaybeText = Annotated[str | None, BeforeValidator(_or_null(_text))]
 MaybeWhole = Annotated[int | None, BeforeValidator(_or_null(_whole))]
 MaybeNumber = Annotated[float | None, BeforeValidator(_or_null(_number))]
+Ranks = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=RANKS_LIMIT)]
+Args = dict[Annotated[str, AfterValidator(_flag_name)], Annotated[Any, PlainValidator(_arg)]]
+Env = dict[Annotated[str, AfterValidator(_variable)], Annotated[str | None, PlainValidator(_variable_value)]]
 Names = Annotated[list[str], PlainValidator(_names), WithJsonSchema({"type": "array", "items": {"type": "string"}})]
 Seconds = Annotated[float, BeforeValidator(_number), Field(ge=0)]
 ARG_SCHEMA = {"type": "object", "additionalProperties": True}
@@ -166,17 +190,17 @@ class Engine(Section):
 class Parallel(Section):
     """How the model is split. Expert parallel size is always tensor x data in vLLM, hence a switch."""
 
-    tensor: Whole = Field(1, ge=1, description="Tensor parallel ranks.")
-    pipeline: Whole = Field(1, ge=1, description="Pipeline stages.")
-    data: Whole = Field(1, ge=1, description="Data parallel replicas.")
+    tensor: Ranks = Field(1, description="Tensor parallel ranks.")
+    pipeline: Ranks = Field(1, description="Pipeline stages.")
+    data: Ranks = Field(1, description="Data parallel replicas.")
     expert: Flag = Field(False, description="Expert parallelism over all tensor x data ranks.")
-    decode_context: Whole = Field(1, ge=1, description="Decode context parallel size; divides tensor.")
+    decode_context: Ranks = Field(1, description="Decode context parallel size; divides tensor.")
 
 
 class Hardware(Section):
     """What it needs of the box."""
 
-    gpus: Annotated[int | None, BeforeValidator(_or_null(_whole)), Field(ge=0)] = Field(
+    gpus: Annotated[Annotated[int, Field(ge=0, le=RANKS_LIMIT)] | None, BeforeValidator(_or_null(_whole))] = Field(
         None, description="GPUs to lease; 0 for a CPU engine. Default: tensor x pipeline x data."
     )
     capability: Annotated[str | None, BeforeValidator(_or_null(_text))] = Field(
@@ -190,12 +214,12 @@ class Serve(Section):
 
     host: Text = Field("127.0.0.1", description="Address to bind.")
     port: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=65535)] = Field(8000, description="Port to bind.")
-    max_model_len: Annotated[int | None, BeforeValidator(_or_null(_whole)), Field(ge=1)] = Field(
+    max_model_len: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_or_null(_whole))] = Field(
         None, description="Longest context, tokens."
     )
-    gpu_memory_utilization: Annotated[float | None, BeforeValidator(_or_null(_number)), Field(gt=0, le=1)] = Field(
-        None, description="Share of each GPU's memory that vLLM may use."
-    )
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None, BeforeValidator(_or_null(_number))
+    ] = Field(None, description="Share of each GPU's memory that vLLM may use.")
     kv_cache_dtype: MaybeText = Field(None, description="Type of the KV cache, such as fp8.")
     reasoning_parser: MaybeText = Field(None, description="Splits reasoning from content.")
     tool_call_parser: MaybeText = Field(None, description="Reads tool calls; also enables automatic tool choice.")
@@ -257,7 +281,7 @@ class Target(Section):
     metric: Annotated[Literal["raw", "visible"], BeforeValidator(_text)] = Field(
         "visible", description="Which tokens count."
     )
-    tok_s: Annotated[float | None, BeforeValidator(_or_null(_number)), Field(gt=0)] = Field(
+    tok_s: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_or_null(_number))] = Field(
         None, description="Tokens a second, single stream."
     )
 
@@ -275,10 +299,12 @@ def _default(section: type[Section]) -> Any:
 class Profile(Section):
     """A kdeploy profile: everything that decides one model's launch."""
 
-    schema_: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1)] = Field(
+    schema_: Annotated[int, BeforeValidator(_version), Field(ge=1, le=1)] = Field(
         1, alias="schema", description="Version of this format."
     )
-    name: MaybeText = Field(None, description="The profile's name; default: the file's name.")
+    name: Annotated[str | None, BeforeValidator(_or_null(_name))] = Field(
+        None, description="The profile's name; default: the file's name."
+    )
     summary: Annotated[str, BeforeValidator(_text)] = Field("", description="One line for `kdeploy profile list`.")
     extends: Names = Field(default_factory=list, description="Profiles merged below this one, left to right.")
     model: Model = _default(Model)
@@ -286,10 +312,10 @@ class Profile(Section):
     parallel: Parallel = _default(Parallel)
     hardware: Hardware = _default(Hardware)
     serve: Serve = _default(Serve)
-    args: Annotated[dict[str, Any], PlainValidator(_args), WithJsonSchema(ARG_SCHEMA)] = Field(
+    args: Annotated[Args, WithJsonSchema(ARG_SCHEMA)] = Field(
         default_factory=dict, description="Any other vLLM flag, by its own name."
     )
-    env: Annotated[dict[str, Any], PlainValidator(_env), WithJsonSchema(ENV_SCHEMA)] = Field(
+    env: Annotated[Env, WithJsonSchema(ENV_SCHEMA)] = Field(
         default_factory=dict, description="Environment of the engine; null takes one out."
     )
     patches: Names = Field(default_factory=list, description="Names from `kdeploy patch list`.")

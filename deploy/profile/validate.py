@@ -9,6 +9,8 @@ from pydantic import BaseModel, ValidationError
 from deploy.profile.schema import Profile, for_validation
 from deploy.profile.yaml_reader import Mapping, Node, Position, Problem, Sequence
 
+FOREIGN = "a vLLM flag belongs under `args:`, a variable under `env:`"
+
 
 def validate(tree: Mapping) -> tuple[Profile | None, list[Problem]]:
     """The profile that the tree describes, or None and every problem in it."""
@@ -25,17 +27,15 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _problem(tree: Mapping, details: Any) -> Problem:
-    path = [str(part) for part in details["loc"]]
+    path = [str(part) for part in details["loc"] if part != "[key]"]
     key = ".".join(path)
     kind = details["type"]
     if kind == "extra_forbidden":
-        close = nearest(path[-1], _keys_at(path[:-1]))
-        hint = f"did you mean `{close}`?" if close else _where_else(path[-1])
-        return Problem(_place(tree, path, of_key=True), f"unknown key `{key}`", hint)
-    at = _place(tree, path)
+        return Problem(_place(tree, path, of_key=True), f"unknown key `{key}`", _right_spelling(path))
+    at = _place(tree, path, of_key="[key]" in details["loc"])
     if kind == "missing":
         return Problem(at, f"`{key}` is missing")
-    if kind in ("model_type", "model_attributes_type"):
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
         return Problem(at, f"`{key}` is a map of keys")
     if kind == "literal_error":
         values = details["ctx"]["expected"]
@@ -45,6 +45,17 @@ def _problem(tree: Mapping, details: Any) -> Problem:
     if kind == "value_error":
         return Problem(at, f"`{key}`: {details['ctx']['error']}")
     return Problem(at, f"`{key}`: {str(details['msg']).replace('Input should be', 'must be')}")
+
+
+def _right_spelling(path: list[str]) -> str:
+    """What an unknown key was probably meant to be: here with other dashes, elsewhere as it is, here but misspelt."""
+    word = path[-1].replace("-", "_")
+    close = nearest(word, _keys_at(path[:-1]))
+    if close != word:
+        homes = [section for section in Profile.model_fields if word in _keys_at([section])]
+        if homes:
+            return "it belongs under " + " or ".join(f"`{section}:`" for section in homes)
+    return f"did you mean `{close}`?" if close else FOREIGN
 
 
 def _keys_at(path: list[str]) -> list[str]:
@@ -57,17 +68,6 @@ def _keys_at(path: list[str]) -> list[str]:
             return []
         model = annotation
     return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _where_else(word: str) -> str | None:
-    """A key that exists, but in another section; or a vLLM flag in the wrong place."""
-    word = word.replace("-", "_")
-    if word == "<<":
-        return "YAML 1.2 has no merge keys; use extends: [BASE]"
-    for section in Profile.model_fields:
-        if word in _keys_at([section]):
-            return f"it belongs under `{section}:`"
-    return "a vLLM flag belongs under `args:`, a variable under `env:`"
 
 
 def _place(tree: Mapping, path: list[str], *, of_key: bool = False) -> Position:

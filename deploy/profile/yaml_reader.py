@@ -12,8 +12,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-BYTES_LIMIT = 1 << 20
+BYTES_LIMIT = 1 << 18
 VALUES_LIMIT = 20_000
+DEPTH_LIMIT = 50
+DIGITS_LIMIT = 1000  # Python converts no longer ones
+
+TAGGED = re.compile(r"(&\S+\s+)?!")
+UNUSABLE = re.compile("[\0\ud800-\udfff]")  # neither an argument nor UTF-8 can hold them
 
 INT = re.compile(r"[-+]?[0-9]+")
 OCTAL = re.compile(r"0o[0-7]+")
@@ -29,14 +34,14 @@ CONSTANTS: dict[str, Any] = {
 
 
 class Position(NamedTuple):
-    """A place in a file; line and column count from 1."""
+    """A place in a file; line and column count from 1. A word of the command line has line 0."""
 
     file: str
     line: int
     column: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 class Problem(NamedTuple):
@@ -48,11 +53,13 @@ class Problem(NamedTuple):
 
 
 class Unreadable(Exception):
-    """The text is no YAML that can be used; carries every problem that was found."""
+    """The text is no YAML that can be used; carries every problem that was found, and what could be read all the
+    same (so that its other errors can be told together with these)."""
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[Problem], rest: "Node | None" = None) -> None:
         super().__init__("; ".join(f"{problem.at}: {problem.text}" for problem in problems))
         self.problems = problems
+        self.rest = rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,7 @@ def core_value(text: str) -> Any:
     """The meaning of a plain scalar: YAML 1.2.2, 10.3.2 (core schema)."""
     if text in CONSTANTS:
         return CONSTANTS[text]
-    if INT.fullmatch(text):
+    if INT.fullmatch(text) and len(text) < DIGITS_LIMIT:
         return int(text)
     if OCTAL.fullmatch(text):
         return int(text[2:], 8)
@@ -132,19 +139,30 @@ def read_document(data: bytes, file: str) -> Mapping:
     """
     start = Position(file, 1, 1)
     if len(data) > BYTES_LIMIT:
-        raise Unreadable([Problem(start, f"{len(data)} bytes; a profile has {BYTES_LIMIT} at most")])
+        raise Unreadable([Problem(start, f"too large for a profile, which has {BYTES_LIMIT >> 10} KiB at most")])
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise Unreadable([Problem(Position(file, line, 1), f"not UTF-8 text: byte {data[error.start]:#04x}")]) from None
     node = read_value(text, file)
-    if node is None:
+    if node is None or (isinstance(node, Scalar) and node.plain and node.value is None):
         raise Unreadable([Problem(start, "the file is empty", "`kdeploy profile show NAME` prints one to start from")])
     if not isinstance(node, Mapping):
         kind = "a list" if isinstance(node, Sequence) else "a single value"
         raise Unreadable([Problem(node.at, f"{kind} at the top; a profile is a map of keys")])
     return node
+
+
+def _words(error: yaml.MarkedYAMLError, at: Position) -> str:
+    """PyYAML's own words; where a block that does not end began, too."""
+    if error.context == "expected a single document in the stream":
+        return "a second document begins; a profile is one document"
+    words = error.problem or error.context or "cannot be read"
+    begin = error.context_mark
+    if error.problem and error.context and begin and begin.line + 1 != at.line:
+        words += f" {error.context}, which began in line {begin.line + 1}"
+    return f"not YAML: {words}"
 
 
 def read_value(text: str, file: str) -> Node | None:
@@ -154,8 +172,7 @@ def read_value(text: str, file: str) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = Position(file, mark.line + 1, mark.column + 1) if mark else Position(file, 1, 1)
-        words = error.problem or error.context or "cannot be read"
-        raise Unreadable([Problem(at, f"not YAML: {words}", _hint(text, at))]) from None
+        raise Unreadable([Problem(at, _words(error, at), _hint(text, at))]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise Unreadable([Problem(Position(file, line, 1), f"not YAML: {error.reason}")]) from None
@@ -166,14 +183,21 @@ def read_value(text: str, file: str) -> Node | None:
     builder = _Builder(file, text)
     node = builder.build(root, ())
     if builder.problems:
-        raise Unreadable(builder.problems)
+        raise Unreadable(builder.problems, node)
     return node
 
 
 def _hint(text: str, at: Position) -> str | None:
     lines = text.splitlines()
     line = lines[at.line - 1] if at.line <= len(lines) else ""
-    return "YAML indents with spaces, not tabs" if "\t" in line[: max(at.column, 1)] else None
+    return "YAML wants spaces here, not tabs" if "\t" in line[: max(at.column, 1)] else None
+
+
+def _joined(text: str) -> str:
+    """The text with pairs of surrogates, as JSON escapes a character beyond U+FFFF, as that character."""
+    if not UNUSABLE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 class _Builder:
@@ -181,7 +205,7 @@ class _Builder:
 
     def __init__(self, file: str, text: str) -> None:
         self.file = file
-        self.lines = text.splitlines()
+        self.text = text
         self.count = 0
         self.problems: list[Problem] = []
 
@@ -192,6 +216,8 @@ class _Builder:
             raise Unreadable([Problem(at, f"more than {VALUES_LIMIT} values (aliases counted as often as used)")])
         if id(node) in above:
             raise Unreadable([Problem(at, "an alias that contains itself")])
+        if len(above) > DEPTH_LIMIT:
+            raise Unreadable([Problem(at, "nested too deeply")])
         above = (*above, id(node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, at)
@@ -204,12 +230,16 @@ class _Builder:
 
     def _scalar(self, node: yaml.ScalarNode, at: Position) -> Scalar:
         self._refuse_tag(node, at, "tag:yaml.org,2002:str")
-        tagged_text = self.lines[at.line - 1][at.column - 1 :].startswith("!") if node.value else False
-        return Scalar(node.value, node.style is None and not tagged_text, at)
+        text = _joined(node.value)
+        if UNUSABLE.search(text):
+            self.problems.append(Problem(at, "a character that no argument or file can hold"))
+        tagged_text = TAGGED.match(self.text, node.start_mark.index) is not None
+        return Scalar(text, node.style is None and not tagged_text, at)
 
     def _refuse_tag(self, node: yaml.Node, at: Position, usual: str) -> None:
         if node.tag not in (usual, "!"):
-            self.problems.append(Problem(at, f"a tag ({node.tag}); profiles use plain YAML", "remove the tag"))
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self.problems.append(Problem(at, f"a tag ({tag}); profiles use plain YAML", "remove the tag"))
 
     def _mapping(self, node: yaml.MappingNode, at: Position, above: tuple[int, ...]) -> Mapping:
         entries: dict[str, Node] = {}
@@ -219,7 +249,13 @@ class _Builder:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problems.append(Problem(key_at, "a key that is not a word"))
                 continue
-            key = str(key_node.value)
+            key = _joined(key_node.value)
+            if key == "<<" and key_node.style is None:
+                self.problems.append(Problem(key_at, "YAML 1.2 has no merge keys", "use extends: [BASE]"))
+                continue
+            if UNUSABLE.search(key):
+                self.problems.append(Problem(key_at, "a character that no argument or file can hold"))
+                continue
             if key in entries:
                 first = keys[key]
                 self.problems.append(

@@ -127,7 +127,8 @@ def to_json(deployment: Deployment, memory_mib: dict[str, int | None] | None = N
     """The public status object. `memory_mib`: used memory by GPU UUID where it was asked."""
     observed, plan = deployment.observed, deployment.plan
     ready = deployment.state == READY
-    leader_pid = observed.leader[0] if observed.leader and deployment.engine_alive else None
+    leader = Identity(*observed.leader) if observed.leader else None
+    leader_pid = leader.pid if leader and deployment.engine_alive and is_alive(leader) else None
     served = plan.get("served_names") or [None]
     return {
         "schema": 1,

@@ -38,7 +38,10 @@ def limits_of(plan: LaunchPlan) -> Limits:
 
 def main() -> None:
     """Read the order, take the deployment over, stay until it is over."""
-    order = json.load(sys.stdin)
+    text = sys.stdin.read()
+    if not text:
+        return  # whoever started us was killed before it could say what for; the lock goes with us
+    order = json.loads(text)
     answer_fd = order["answer_fd"]
 
     def answer(text: str) -> None:

@@ -143,6 +143,29 @@ def test_identity_and_liveness() -> None:
     assert processes.identity_of(child.pid) is None
 
 
+MAIN_THREAD_ENDS = """
+import ctypes, os, sys, threading, time
+threading.Thread(target=time.sleep, args=(300,)).start()
+print("up", flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+def test_zombie_with_running_threads_is_alive() -> None:
+    """A killed server's main thread may end before its others, which still hold its memory and its sockets."""
+    with python(MAIN_THREAD_ENDS) as child:
+        wait_until(
+            lambda: (found := processes.read_process(child.pid)) and found.state == "Z", "the main thread to end"
+        )
+        identity = processes.identity_of(child.pid)
+        assert identity is not None
+        assert child.poll() is None
+        assert processes.is_alive(identity)
+        assert processes.send(identity, signal.SIGKILL)
+        wait_until(lambda: not processes.is_alive(identity), "all of it to end")
+        assert child.wait() in (0, -signal.SIGKILL)
+
+
 def test_name_with_parentheses_and_spaces(tmp_path: Path) -> None:
     program = tmp_path / "a) R (b"
     shutil.copy("/bin/sleep", program)
@@ -389,3 +412,9 @@ def test_shared_memory_is_removed_only_when_nobody_maps_it() -> None:
     finally:
         path.unlink(missing_ok=True)
         other.unlink(missing_ok=True)
+
+
+def test_supervisor_whose_starter_was_killed_before_it_could_speak() -> None:
+    command = [sys.executable, "-P", "-m", "deploy.supervise"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -292,7 +292,7 @@ def test_down_on_a_full_disk(mounted: Box) -> None:
     box.up()
     filler = _fill(box)
     _refused(box.run("down", "tiny"), 6, "cannot be written", "the engine has ended")
-    assert not box.engine()
+    box.await_no_engine()
     filler.unlink()
     box.await_released()
     box.down("tiny")

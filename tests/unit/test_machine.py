@@ -313,10 +313,10 @@ def test_an_unhealthy_engine_may_still_answer_requests_and_is_drained_too() -> N
     assert actions(at(unhealthy(), "stop_asked", 2000.0)) == ["drain"]
 
 
-@pytest.mark.parametrize("m", [start(NOW), ready(LIMITS._replace(drain_s=0.0))])
-def test_nothing_is_drained_while_loading_or_when_the_profile_says_so(m: Machine) -> None:
+@pytest.mark.parametrize(("m", "scope"), [(start(NOW), "tree"), (ready(LIMITS._replace(drain_s=0.0)), "leader")])
+def test_nothing_is_drained_while_loading_or_when_the_profile_says_so(m: Machine, scope: str) -> None:
     outcome = at(m, "stop_asked", 2000.0, limits=LIMITS._replace(drain_s=0.0))
-    assert actions(outcome) == ["SIGTERM leader"]
+    assert actions(outcome) == [f"SIGTERM {scope}"]
     assert outcome.records[0].data["drain"] is False
 
 
@@ -333,11 +333,11 @@ def signals_until_the_end(m: Machine) -> list[tuple[float, str]]:
             return sent
 
 
-def test_a_loading_engine_swallows_the_first_signal_so_it_is_repeated_and_soon_goes_to_the_whole_tree() -> None:
+def test_a_loading_engine_swallows_the_first_signal_so_it_goes_to_the_whole_tree_and_is_repeated() -> None:
     asked = at(start(NOW), "stop_asked", 2000.0)
-    assert actions(asked) == ["SIGTERM leader"]
+    assert actions(asked) == ["SIGTERM tree"]
     sent = signals_until_the_end(asked.machine)
-    assert sent[:3] == [(2.0, "SIGTERM leader"), (4.0, "SIGTERM tree"), (6.0, "SIGTERM tree")]
+    assert sent[:3] == [(2.0, "SIGTERM tree"), (4.0, "SIGTERM tree"), (6.0, "SIGTERM tree")]
     assert (60.0, "SIGKILL tree") in sent
     assert sent[-1] == (90.0, "finish")
 
