@@ -14,7 +14,9 @@ VERBS = {
     "down": ("down", "Drain, stop, and prove that it is gone."),
     "restart": ("restart", "Down, then up with the same plan."),
     "render": ("render", "Print what would run."),
-    "profile": ("profile", "Profiles: list, show, check."),
+    "fit": ("fit", "Memory per GPU, KV tokens, longest context, before anything is loaded."),
+    "supervise": ("supervise", "The supervisor in the foreground, for systemd."),
+    "profile": ("profile", "Profiles: list, show, check, schema, new."),
     "gpus": ("gpus", "The GPUs of this machine, who holds them, and their leases."),
     "engine": ("engine", "vLLM installations: list, show, install, remove."),
 }

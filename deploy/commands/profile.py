@@ -1,5 +1,7 @@
-"""`kdeploy profile list|show|check`: find profiles, print them resolved, validate them."""
+"""`kdeploy profile list|show|check|schema|new`: find profiles, print them resolved, validate, scaffold."""
 
+import json
+import os
 from typing import Any
 
 import click
@@ -8,10 +10,15 @@ from deploy import errors
 from deploy.commands import options
 from deploy.console import output
 from deploy.console.words import size
-from deploy.errors import KdeployError
+from deploy.engine.flags import objections, shipped_flags
+from deploy.errors import KdeployError, refused
+from deploy.homes import config_dir, make_private
+from deploy.plan.check import against_engine
 from deploy.plan.gather import Wish, plan_for_show
-from deploy.profile.catalogue import Catalogue, Found, standard
+from deploy.profile.catalogue import Catalogue, Found, invalid, standard
+from deploy.profile.reference import json_schema, scaffold
 from deploy.profile.yaml_reader import Mapping, Node, Scalar, Sequence, Unreadable, leaves, read_value
+from deploy.store.launches import check_name
 
 
 @click.group()
@@ -170,9 +177,51 @@ def _checked(catalogue: Catalogue, argument: str, sets: tuple[str, ...]) -> tupl
         if not (profile.model.path or profile.model.id):
             return {**result, "detail": "a base, only there to be extended"}, None
         plan = plan_for_show(resolved, Wish(argument, sets=sets))
+        held = against_engine(resolved, plan)
+        if held.problems:
+            raise invalid(held.problems)
     except KdeployError as error:
         return {**result, "valid": error.code != errors.USAGE, "errors": [error.what, *error.evidence]}, error
     detail = f"{profile.gpus or 'no'} GPU{'' if profile.gpus == 1 else 's'}"
     if plan.bytes_total:
         detail += f", {size(plan.bytes_total)} in {len(plan.shards)} files"
-    return {**result, "detail": detail, "warnings": list(plan.notes)}, None
+    if held.asked:
+        detail += f", taken by the parser of vLLM {held.asked}"
+    # the engine that was asked knows better than the shipped catalogue
+    said = set(objections(plan.argv[len(plan.engine["start"]) :], shipped_flags())) if held.asked else set()
+    notes = [note for note in (*plan.notes, *held.notes) if note not in said]
+    return {**result, "detail": detail, "asked": held.asked, "warnings": notes}, None
+
+
+@command.command("schema")
+def schema() -> None:
+    """The JSON Schema of a profile, for editors: it completes keys and shows what they mean."""
+    output.document(json_schema())
+
+
+@command.command("new")
+@click.argument("name")
+@click.option("--model", metavar="PATH|ID", help="The model: a local folder, or a hub id.")
+@click.option("--from", "base", metavar="PROFILE", help="Extend this profile.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@options.profiles
+@click.pass_context
+def new(
+    ctx: click.Context, name: str, model: str | None, base: str | None, force: bool, profiles: tuple[str, ...]
+) -> None:
+    """Write a profile to start from into your own profile folder."""
+    check_name(name)
+    catalogue = _catalogue(ctx, profiles)
+    if base is not None:
+        catalogue.find(base)
+    folder = os.path.join(config_dir(), "profiles")
+    path = os.path.join(make_private(folder), f"{name}.yaml")
+    if os.path.exists(path) and not force:
+        raise refused(f"{path} exists already", fix=[f"kdeploy profile show {name}", "or replace it: --force"])
+    schema_path = os.path.join(make_private(config_dir()), "profile.schema.json")
+    with open(schema_path, "w") as file:
+        json.dump(json_schema(), file, indent=1)
+    with open(path, "w") as file:
+        file.write(scaffold(name, schema_path, model=model, base=base))
+    output.data(path)
+    output.say(f"next: edit it, then kdeploy profile check {name}")

@@ -8,12 +8,13 @@ from deploy import errors
 from deploy.commands import options
 from deploy.commands.choosing import only
 from deploy.commands.following import TimedOut, follow, let_go, outcome, settled
-from deploy.commands.launching import close_all, free_ports, lease, refuse_missing_secrets
+from deploy.commands.launching import choose_gpus, close_all, free_ports, refuse_missing_secrets
 from deploy.console import output
 from deploy.errors import KdeployError, environment
 from deploy.lifecycle.fold import Observed
 from deploy.lifecycle.states import READY
 from deploy.plan.launch_plan import LaunchPlan, loads
+from deploy.store import leases
 from deploy.store.deployments import Deployment
 from deploy.store.launches import Launch
 from deploy.supervise.client import held, launch, signal_supervisor, take_lock
@@ -37,7 +38,8 @@ def command(name: str | None, timeout: float | None, as_json: bool) -> int:
         first = _launched(plan)
 
     def done(observed: Observed, current: Launch) -> bool:
-        return current.id != old and settled(observed, current)
+        # the old launch comes to its own end when somebody stops it meanwhile, or when it cannot be stopped
+        return settled(observed, current) if current.id != old else _cancelled(observed)
 
     try:
         observed = follow(first, plan.to_json(), done=done, timeout=timeout)
@@ -50,6 +52,11 @@ def command(name: str | None, timeout: float | None, as_json: bool) -> int:
     if observed.state != READY:
         let_go(plan.name)
     return outcome(plan.name, as_json=as_json)
+
+
+def _cancelled(observed: Observed) -> bool:
+    """Whether the launch before came to an end that no new launch follows: not asked to restart any more."""
+    return observed.incomplete or (observed.over and not observed.restarting)
 
 
 def _recorded_plan(deployment: Deployment) -> LaunchPlan:
@@ -69,8 +76,8 @@ def _launched(plan: LaunchPlan) -> Launch:
     try:
         if plan.gpus:
             named = ",".join(gpu.uuid for gpu in plan.gpus)
-            _, leases = lease(len(plan.gpus), named, plan.gpu_memory_utilization, plan.name)
-            fds += leases
+            choose_gpus(len(plan.gpus), named, plan.gpu_memory_utilization)
+            fds += leases.take([gpu.uuid for gpu in plan.gpus], plan.name)
         free_ports(plan)
         refuse_missing_secrets(plan)
     except (KdeployError, KeyboardInterrupt):

@@ -8,17 +8,15 @@ from deploy import errors
 from deploy.commands import options
 from deploy.commands.choosing import supervised
 from deploy.commands.following import TimedOut, follow, let_go, outcome, settled
-from deploy.commands.launching import close_all, free_ports, leased_gpus, refuse_missing_secrets
+from deploy.commands.launching import checked_plan, choose_gpus, prepare, take_or_wait
 from deploy.console import output
 from deploy.lifecycle.states import FAILED, READY
-from deploy.plan.gather import Wish, plan_for_launch, plan_for_show, resolve
+from deploy.plan.gather import Wish, resolve
 from deploy.plan.launch_plan import LaunchPlan
 from deploy.profile.catalogue import standard
 from deploy.store.deployments import observe
 from deploy.store.launches import Launch, check_name
-from deploy.supervise.client import held, launch, take_lock, wait_for_lock
-
-SWEEP_LIMIT_S = 20.0
+from deploy.supervise.client import held, launch
 
 
 @click.command()
@@ -49,22 +47,13 @@ def command(
     wish = Wish(profile, name, sets, extra, port)
     resolved = resolve(standard([*ctx.obj["profiles"], *profiles]), wish)
     deployment = check_name(name or resolved.name)
-    if not dry_run and _is_ready(deployment):
-        return outcome(deployment, as_json=as_json, quiet_success=False)
     if dry_run:
-        plan = plan_for_show(resolved, wish)
-        output.document(plan.to_json())
+        choice = choose_gpus(resolved.profile.gpus, gpus, resolved.profile.serve.gpu_memory_utilization)
+        output.document(checked_plan(resolved, wish, choice).to_json())
         return errors.OK
-    lock_fd = _lock(deployment)
-    lease_fds: list[int] = []
-    try:
-        chosen, lease_fds = leased_gpus(resolved.profile, gpus, deployment)
-        plan = plan_for_launch(resolved, wish, chosen)
-        free_ports(plan)
-        refuse_missing_secrets(plan)
-    except BaseException:
-        close_all([lock_fd, *lease_fds])
-        raise
+    if _is_ready(deployment):
+        return outcome(deployment, as_json=as_json, quiet_success=False)
+    plan, lock_fd, lease_fds = prepare(resolved, wish, gpus, take_or_wait)
     _announce(plan)
     try:
         started = launch(plan, lock_fd, lease_fds)
@@ -89,13 +78,6 @@ def _is_ready(name: str) -> bool:
     if existing.active and existing.state != FAILED:
         raise held(name)
     return False
-
-
-def _lock(name: str) -> int:
-    """The deployment's lock; a supervisor that is just clearing away a failed launch is waited for."""
-    existing = observe(name)
-    clearing = existing is not None and existing.state == FAILED and existing.observed.retry is None
-    return wait_for_lock(name, SWEEP_LIMIT_S) if clearing else take_lock(name)
 
 
 def _announce(plan: LaunchPlan) -> None:

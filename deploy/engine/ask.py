@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploy.engine.flags import Flags
+from deploy.engine.flags import Flags, flags_from
 from deploy.engine.installations import Engine
 from deploy.homes import cache_dir
 
@@ -49,13 +49,6 @@ def ask(engine: Engine, arguments: Sequence[str]) -> Answer:
         document = _run(engine, arguments)
         _write(path, document)
     return Answer(flags_from(document), document["verdict"])
-
-
-def flags_from(document: dict[str, Any]) -> Flags:
-    """The probe's answer as a catalogue."""
-    flags = document["flags"]
-    aliases = {alias: name for name, entry in flags.items() for alias in entry.get("aliases", ())}
-    return Flags(document["version"], flags, aliases, frozenset(document["environment"]))
 
 
 def _remembered(engine: Engine, arguments: Sequence[str]) -> str:

@@ -35,6 +35,7 @@ class Observed:
     diagnosis: dict[str, Any] | None = None
     retry: dict[str, Any] | None = None
     incomplete: bool = False
+    restarting: bool = False  # the stop that was asked for is the first half of a restart
     over: bool = False
     last_at: str | None = None
     last_progress_at: str | None = None
@@ -156,11 +157,13 @@ def _retry(observed: Observed, at: str, data: dict[str, Any]) -> None:
 
 def _gave_up(observed: Observed, at: str, data: dict[str, Any]) -> None:
     observed.over = True
+    observed.restarting = False
 
 
 def _stop_asked(observed: Observed, at: str, data: dict[str, Any]) -> None:
     _enter(observed, at, None)
     observed.retry = None
+    observed.restarting = bool(data.get("restart"))
 
 
 def _stopped(observed: Observed, at: str, data: dict[str, Any]) -> None:

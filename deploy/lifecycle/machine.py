@@ -34,7 +34,7 @@ from deploy.lifecycle.states import (
     is_later,
 )
 
-# A first SIGTERM during initialisation is swallowed by vLLM's server (measured, 5 of 5): it is repeated, and goes to the
+# A first SIGTERM during initialisation is swallowed by vLLM (measured, 5 of 5): it is repeated, and goes to the
 # whole tree, which ended a loading engine in 4 s, where repeats to the server alone took 20. A server that has served
 # is left to finish by itself for most of term_s.
 TERM_REPEAT_S = 2.0

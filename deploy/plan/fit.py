@@ -64,7 +64,7 @@ SPLIT_BY_RANKS = re.compile(
 )
 
 
-class Wish(NamedTuple):
+class Case(NamedTuple):
     """What is to be loaded, and where. Memory in GiB; None where it is not known.
 
     `tensors` are those on disk, empty when the checkpoint is not there. `cpu_kv_gib` is VLLM_CPU_KVCACHE_SPACE, the KV
@@ -147,41 +147,41 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def estimate(wish: Wish) -> Fit:
+def estimate(case: Case) -> Fit:
     """The whole answer."""
     notes: list[str] = []
-    stages = _stages(wish, notes)
-    block = _block(wish)
-    length = wish.max_model_len or (wish.facts.context if wish.facts else None)
-    budget = _budget(wish, notes)
-    reserve = _reserve(wish, length)
-    rooms = _rooms(wish, stages, budget, reserve)
-    tightest = min(range(len(stages)), key=lambda at: _tokens(rooms[at], stages[at], block, wish) or 0)
+    stages = _stages(case, notes)
+    block = _block(case)
+    length = case.max_model_len or (case.facts.context if case.facts else None)
+    budget = _budget(case, notes)
+    reserve = _reserve(case, length)
+    rooms = _rooms(case, stages, budget, reserve)
+    tightest = min(range(len(stages)), key=lambda at: _tokens(rooms[at], stages[at], block, case) or 0)
     stage, room = stages[tightest], rooms[tightest]
-    _say_what_is_missing(wish, stage, budget, notes)
-    tokens = _tokens(room, stage, block, wish)
-    context = wish.facts.context if wish.facts else None
-    longest = None if tokens is None else max(0, tokens - block * wish.split.decode_context)
+    _say_what_is_missing(case, stage, budget, notes)
+    tokens = _tokens(room, stage, block, case)
+    context = case.facts.context if case.facts else None
+    longest = None if tokens is None else max(0, tokens - block * case.split.decode_context)
     if longest is not None and context:
         longest = min(longest, context)
     if length and context and length > context:
         notes.append(f"max_model_len {length:,} is above the model's own {context:,}: vLLM refuses that by default")
-    fits, fix = _verdict(wish, stage, room, budget, length, reserve, notes)
+    fits, fix = _verdict(case, stage, room, budget, length, reserve, notes)
     known = stage is not None and not math.isnan(stage.weights)
     return Fit(
-        profile=wish.profile,
+        profile=case.profile,
         fits=fits,
-        memory_gib=None if wish.cpu else wish.memory_gib,
+        memory_gib=None if case.cpu else case.memory_gib,
         budget_gib=None if budget is None else budget / GIB,
         weights_gib=stage.weights / GIB if known else None,
-        exact=bool(wish.tensors),
+        exact=bool(case.tensors),
         kv_bytes_per_token=_plain(stage.kv_per_token),
         reserve={name: size / GIB for name, size in reserve.items()},
         kv_gib=None if room is None else max(0.0, room) / GIB,
         kv_tokens=tokens,
         max_model_len=length,
         longest_context=longest,
-        concurrency=_concurrency(tokens, length, block * wish.split.decode_context),
+        concurrency=_concurrency(tokens, length, block * case.split.decode_context),
         notes=notes,
         fix=fix,
     )
@@ -193,39 +193,39 @@ def _plain(value: float) -> float | None:
     return int(value) if value == int(value) else round(value, 2)
 
 
-def _say_what_is_missing(wish: Wish, stage: Stage, budget: float | None, notes: list[str]) -> None:
-    if wish.facts is None:
+def _say_what_is_missing(case: Case, stage: Stage, budget: float | None, notes: list[str]) -> None:
+    if case.facts is None:
         notes.append(
             "missing: the model's config.json (the checkpoint is not on disk, and no facts are shipped for it)"
         )
         return
-    for reason in wish.facts.unusual:
+    for reason in case.facts.unusual:
         notes.append(f"missing: a rule for the cache of this model ({reason})")
-    if math.isnan(stage.kv_per_token) and not wish.facts.unusual:
+    if math.isnan(stage.kv_per_token) and not case.facts.unusual:
         notes.append("missing: layers, heads or head size in config.json")
     if math.isnan(stage.weights):
         notes.append("missing: the size of the weights (the checkpoint is not on disk)")
-    if wish.cpu:
-        if wish.cpu_kv_gib is None and wish.kv_cache_memory_bytes is None:
+    if case.cpu:
+        if case.cpu_kv_gib is None and case.kv_cache_memory_bytes is None:
             notes.append(
                 "missing: env.VLLM_CPU_KVCACHE_SPACE (GiB a rank); without it vLLM takes a share of the memory that is "
                 "free when it starts"
             )
-    elif budget is None and wish.kv_cache_memory_bytes is None:
+    elif budget is None and case.kv_cache_memory_bytes is None:
         notes.append("missing: a GPU's memory: set hardware.memory_gib, or name GPUs of this machine with --gpus")
 
 
 # ---------------------------------------------------------------------- weights
 
 
-def _stages(wish: Wish, notes: list[str]) -> list[Stage]:
+def _stages(case: Case, notes: list[str]) -> list[Stage]:
     """The stages of the pipeline, with NaN for what is not known."""
-    facts, split = wish.facts, wish.split
+    facts, split = case.facts, case.split
     layers = facts.layers if facts else None
     parts = pipeline_parts(layers, split.pipeline) if layers else []
-    cache = [_cache_per_token(wish, start, end) for start, end in parts] or [math.nan] * split.pipeline
-    tensors: Iterable[Tensor] = wish.tensors
-    if not wish.tensors:
+    cache = [_cache_per_token(case, start, end) for start, end in parts] or [math.nan] * split.pipeline
+    tensors: Iterable[Tensor] = case.tensors
+    if not case.tensors:
         expected = expected_tensors(facts) if facts else None
         if expected is None:
             total = facts.weight_bytes if facts else None
@@ -238,10 +238,10 @@ def _stages(wish: Wish, notes: list[str]) -> list[Stage]:
     sums = [0.0] * len(cache)
     unknown = 0
     for tensor in tensors:
-        stage = _stage_of(tensor.name, layers, parts, wish)
+        stage = _stage_of(tensor.name, layers, parts, case)
         if stage is None:
             continue
-        share, certain = rank_share(tensor.name, facts, split, wish.vision)
+        share, certain = rank_share(tensor.name, facts, split, case.vision)
         unknown += 0 if certain else tensor.size
         sums[stage] += _loaded_size(tensor) * share
     if facts and facts.tied and split.pipeline > 1:
@@ -262,19 +262,19 @@ def pipeline_parts(layers: int, stages: int) -> list[tuple[int, int]]:
     return [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def _stage_of(name: str, layers: int | None, parts: Sequence[tuple[int, int]], wish: Wish) -> int | None:
+def _stage_of(name: str, layers: int | None, parts: Sequence[tuple[int, int]], case: Case) -> int | None:
     """The pipeline stage that holds a tensor; None for one that is not loaded."""
     if VISION.search(name):
-        return None if wish.vision == "dropped" else 0
+        return None if case.vision == "dropped" else 0
     last = max(0, len(parts) - 1)
     found = LAYER.search(name)
     if found is not None:
         number = int(found[1])
         if layers is not None and number >= layers:  # a layer for multi-token prediction
-            return last if wish.draft == "mtp" else None
+            return last if case.draft == "mtp" else None
         return next((at for at, (start, end) in enumerate(parts) if start <= number < end), 0)
     if re.search(r"(?:^|\.)mtp", name):
-        return last if wish.draft == "mtp" else None
+        return last if case.draft == "mtp" else None
     return last if HEAD.search(name) or re.search(r"(?:^|\.)norm\.", name) else 0
 
 
@@ -285,7 +285,7 @@ def rank_share(name: str, facts: ModelFacts | None, split: Split, vision: str = 
         name: of the tensor in the checkpoint; a scale goes with its weight.
         facts: the model.
         split: how it is split.
-        vision: see Wish.
+        vision: see Case.
     """
     tensor = split.tensor
     if VISION.search(name):
@@ -400,30 +400,30 @@ def _index_shapes(facts: ModelFacts, number: int) -> dict[str, int]:
 # ---------------------------------------------------------------------- cache
 
 
-def _block(wish: Wish) -> int:
+def _block(case: Case) -> int:
     """Tokens of one KV block."""
-    facts = wish.facts
+    facts = case.facts
     if facts and facts.sparse:
-        return math.ceil((wish.block_size or SPARSE_BLOCK) / SPARSE_BLOCK) * SPARSE_BLOCK
-    if wish.cpu and not (facts and facts.latent):
-        return wish.block_size or CPU_BLOCK
-    return BLOCK if wish.cpu else wish.block_size or BLOCK
+        return math.ceil((case.block_size or SPARSE_BLOCK) / SPARSE_BLOCK) * SPARSE_BLOCK
+    if case.cpu and not (facts and facts.latent):
+        return case.block_size or CPU_BLOCK
+    return BLOCK if case.cpu else case.block_size or BLOCK
 
 
-def _cache_per_token(wish: Wish, start: int, end: int) -> float:
+def _cache_per_token(case: Case, start: int, end: int) -> float:
     """Bytes of cache that one token of a request takes on each rank of a stage with these layers."""
-    facts, split = wish.facts, wish.split
+    facts, split = case.facts, case.split
     if facts is None or facts.unusual or not facts.layers:
         return math.nan
     layers = end - start
-    if wish.draft == "mtp" and end == facts.layers:
+    if case.draft == "mtp" and end == facts.layers:
         layers += facts.mtp_layers or 0
-    element = cache_bytes(wish.kv_cache_dtype, facts)
+    element = cache_bytes(case.kv_cache_dtype, facts)
     if facts.latent:
         if not (facts.kv_lora and facts.rope_dim):
             return math.nan
         vector = (facts.kv_lora + facts.rope_dim) * element
-        if facts.sparse and (_on_sm120(wish) or element == 1):
+        if facts.sparse and (_on_sm120(case) or element == 1):
             vector = PACKED_SPARSE
         total = layers * vector + _index_cache(facts, layers)
     else:
@@ -433,8 +433,8 @@ def _cache_per_token(wish: Wish, start: int, end: int) -> float:
     return total / split.decode_context
 
 
-def _on_sm120(wish: Wish) -> bool:
-    return (wish.capability or "").startswith("12")
+def _on_sm120(case: Case) -> bool:
+    return (case.capability or "").startswith("12")
 
 
 def cache_bytes(dtype: str, facts: ModelFacts) -> float:
@@ -457,33 +457,33 @@ def _index_cache(facts: ModelFacts, layers: int) -> float:
 # ---------------------------------------------------------------------- memory
 
 
-def _budget(wish: Wish, notes: list[str]) -> float | None:
+def _budget(case: Case, notes: list[str]) -> float | None:
     """Bytes that vLLM may use of a GPU."""
-    if wish.cpu or wish.memory_gib is None:
+    if case.cpu or case.memory_gib is None:
         return None
-    if wish.utilization is None:
+    if case.utilization is None:
         notes.append(f"serve.gpu_memory_utilization is not set: {DEFAULT_UTILIZATION}, vLLM's own")
-    return wish.memory_gib * GIB * (wish.utilization or DEFAULT_UTILIZATION)
+    return case.memory_gib * GIB * (case.utilization or DEFAULT_UTILIZATION)
 
 
-def _reserve(wish: Wish, length: int | None) -> dict[str, float]:
+def _reserve(case: Case, length: int | None) -> dict[str, float]:
     """What a GPU needs besides weights and cache while vLLM profiles itself, in bytes: an estimate.
 
     The sampler and the forward pass do not peak together. What NCCL and cuBLAS take before is outside vLLM's budget
     (v1/worker/gpu_worker.py takes its snapshot after them).
     """
-    facts = wish.facts
-    if wish.cpu or facts is None:
+    facts = case.facts
+    if case.cpu or facts is None:
         return {}
-    small = wish.memory_gib is not None and wish.memory_gib < LARGE_GPU_GIB
-    batched = wish.batched_tokens or BATCHED_TOKENS[small]
-    rows = min(batched, wish.sequences or SEQUENCES[small])
+    small = case.memory_gib is not None and case.memory_gib < LARGE_GPU_GIB
+    batched = case.batched_tokens or BATCHED_TOKENS[small]
+    rows = min(batched, case.sequences or SEQUENCES[small])
     sampler = rows * (facts.vocab or 0) * (MODEL_BYTES + 4 + 4)  # logits, their FP32 copy, probabilities
     hidden = facts.hidden or 0
     forward = 6.0 * batched * hidden * MODEL_BYTES  # residual, hidden, norm, projections
     kept = 0.0
     if facts.experts and facts.expert_width:
-        width = facts.expert_width / (1 if wish.split.expert else wish.split.expert_ranks)
+        width = facts.expert_width / (1 if case.split.expert else case.split.expert_ranks)
         forward += batched * (facts.experts_per_token or 0) * (hidden + 3 * width) * MODEL_BYTES
     if facts.sparse:
         kept += (length or 0) * INDEX_PREFILL * ((facts.index_dim or 0) + 4)
@@ -493,36 +493,36 @@ def _reserve(wish: Wish, length: int | None) -> dict[str, float]:
         tokens = min(PREFILL_TOKENS, 8 * (length or PREFILL_TOKENS))
         kept += tokens * ((facts.kv_lora or 0) + (facts.rope_dim or 0)) * MODEL_BYTES
         unpacked = 2 * (facts.nope_dim or 0) + (facts.value_dim or 0) + (facts.rope_dim or 0)
-        forward += tokens * (facts.heads or 0) / wish.split.tensor * unpacked * MODEL_BYTES
+        forward += tokens * (facts.heads or 0) / case.split.tensor * unpacked * MODEL_BYTES
     reserve = {"activations": max(sampler, forward) + kept, "runtime": float(RUNTIME)}
-    if _graphs_counted(wish):
+    if _graphs_counted(case):
         reserve["cuda graphs"] = float(GRAPHS)
     return reserve
 
 
-def _graphs_counted(wish: Wish) -> bool:
+def _graphs_counted(case: Case) -> bool:
     """vLLM takes its own estimate of CUDA graphs off the cache since 0.21, unless told not to."""
-    release = engine_of(wish.version).release
-    return wish.graphs_counted and not wish.eager and (release is None or release >= (0, 21))
+    release = engine_of(case.version).release
+    return case.graphs_counted and not case.eager and (release is None or release >= (0, 21))
 
 
-def _rooms(wish: Wish, stages: Sequence[Stage], budget: float | None, reserve: dict[str, float]) -> list[float | None]:
+def _rooms(case: Case, stages: Sequence[Stage], budget: float | None, reserve: dict[str, float]) -> list[float | None]:
     """Bytes for the cache on the GPUs of each stage; None where it cannot be told."""
-    if wish.kv_cache_memory_bytes is not None:
-        return [float(wish.kv_cache_memory_bytes) for _ in stages]
-    if wish.cpu:
-        return [None if wish.cpu_kv_gib is None else wish.cpu_kv_gib * GIB for _ in stages]
+    if case.kv_cache_memory_bytes is not None:
+        return [float(case.kv_cache_memory_bytes) for _ in stages]
+    if case.cpu:
+        return [None if case.cpu_kv_gib is None else case.cpu_kv_gib * GIB for _ in stages]
     if budget is None:
         return [None for _ in stages]
     taken = sum(reserve.values())
     return [None if math.isnan(stage.weights) else budget - stage.weights - taken for stage in stages]
 
 
-def _tokens(room: float | None, stage: Stage, block: int, wish: Wish) -> int | None:
+def _tokens(room: float | None, stage: Stage, block: int, case: Case) -> int | None:
     """Tokens that a cache holds: whole blocks, each of them on every rank that shares a context."""
     if room is None or math.isnan(stage.kv_per_token) or not stage.kv_per_token:
         return None
-    dcp = wish.split.decode_context
+    dcp = case.split.decode_context
     return math.floor(max(0.0, room) / (stage.kv_per_token * dcp * block)) * block * dcp
 
 
@@ -538,7 +538,7 @@ def _needed(stage: Stage, length: int, block: int) -> float:
 
 
 def _verdict(
-    wish: Wish,
+    case: Case,
     stage: Stage,
     room: float | None,
     budget: float | None,
@@ -546,26 +546,26 @@ def _verdict(
     reserve: dict[str, float],
     notes: list[str],
 ) -> tuple[bool | None, list[str]]:
-    """Whether one request of the wished length can be served, and what would fit.
+    """Whether one request of the asked length can be served, and what would fit.
 
     False only where nothing could make it fit: with no reserve at all, and estimated weights a little lighter. Between
     that and the estimated reserve the answer is None.
     """
     if room is None or math.isnan(stage.kv_per_token) or not length:
-        if budget is not None and stage.weights * (1 if wish.tensors else 1 - DOUBT) > budget:
+        if budget is not None and stage.weights * (1 if case.tensors else 1 - DOUBT) > budget:
             notes.append(_too_heavy(stage, budget))
-            return False, _lighter(wish)
+            return False, _lighter(case)
         return None, []
-    block = _block(wish) * wish.split.decode_context
+    block = _block(case) * case.split.decode_context
     needed = _needed(stage, length, block)
-    fixed = wish.cpu or wish.kv_cache_memory_bytes is not None
+    fixed = case.cpu or case.kv_cache_memory_bytes is not None
     most = room
     if not fixed and budget is not None:
-        most = budget - stage.weights * (1 if wish.tensors else 1 - DOUBT)
-    fix = [] if needed <= room else _what_would_fit(wish, stage, room, budget, needed, reserve)
+        most = budget - stage.weights * (1 if case.tensors else 1 - DOUBT)
+    fix = [] if needed <= room else _what_would_fit(case, stage, room, budget, needed, reserve)
     if most <= 0:
         notes.append(_too_heavy(stage, budget or 0))
-        return False, _lighter(wish)
+        return False, _lighter(case)
     if needed > most:
         notes.append(
             f"one request of {length:,} tokens needs {needed / GIB:.2f} GiB of KV cache, and there are at most "
@@ -592,35 +592,38 @@ def _too_heavy(stage: Stage, budget: float) -> str:
     )
 
 
-def _lighter(wish: Wish) -> list[str]:
-    more = wish.split.tensor * 2
-    heads = wish.facts.heads if wish.facts else None
+def _lighter(case: Case) -> list[str]:
+    more = case.split.tensor * 2
+    heads = case.facts.heads if case.facts else None
     fix = [f"parallel.tensor {more}, on as many GPUs"] if heads and heads % more == 0 else ["more GPUs"]
     return [*fix, "or a smaller checkpoint (NVFP4, INT4)"]
 
 
 def _what_would_fit(
-    wish: Wish, stage: Stage, room: float, budget: float | None, needed: float, reserve: dict[str, float]
+    case: Case, stage: Stage, room: float, budget: float | None, needed: float, reserve: dict[str, float]
 ) -> list[str]:
     fix = []
-    block = _block(wish) * wish.split.decode_context
-    tokens = _tokens(room, stage, _block(wish), wish) or 0
-    if tokens > block:
-        fix.append(f"serve.max_model_len {tokens - block}")
-    if wish.cpu:
+    block = _block(case) * case.split.decode_context
+    tokens = _tokens(room, stage, _block(case), case) or 0
+    longest = tokens - block
+    if case.facts is not None and case.facts.context:
+        longest = min(longest, case.facts.context)
+    if longest > 0:
+        fix.append(f"serve.max_model_len {longest}")
+    if case.cpu:
         fix.append(f"env.VLLM_CPU_KVCACHE_SPACE {math.ceil(needed / GIB)}")
-    elif wish.kv_cache_memory_bytes is not None:
+    elif case.kv_cache_memory_bytes is not None:
         fix.append(f"args.kv-cache-memory-bytes {math.ceil(needed)}")
-    elif budget is not None and wish.memory_gib:
-        share = math.ceil((stage.weights + sum(reserve.values()) + needed) / (wish.memory_gib * GIB) * 100) / 100
+    elif budget is not None and case.memory_gib:
+        share = math.ceil((stage.weights + sum(reserve.values()) + needed) / (case.memory_gib * GIB) * 100) / 100
         if share <= 0.97:
             fix.append(f"serve.gpu_memory_utilization {share:.2f}")
-        facts = wish.facts
-        halves = facts is not None and not facts.sparse and cache_bytes(wish.kv_cache_dtype, facts) == MODEL_BYTES
+        facts = case.facts
+        halves = facts is not None and not facts.sparse and cache_bytes(case.kv_cache_dtype, facts) == MODEL_BYTES
         if halves:
             fix.append("serve.kv_cache_dtype fp8 (half the cache)")
-        if facts is not None and facts.latent and not facts.sparse and wish.split.decode_context < wish.split.tensor:
-            fix.append(f"parallel.decode_context {wish.split.tensor} (the ranks share one context)")
+        if facts is not None and facts.latent and not facts.sparse and case.split.decode_context < case.split.tensor:
+            fix.append(f"parallel.decode_context {case.split.tensor} (the ranks share one context)")
         if not fix:
-            fix = _lighter(wish)
+            fix = _lighter(case)
     return fix

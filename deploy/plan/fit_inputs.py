@@ -8,7 +8,7 @@ from deploy.checkpoint.config import ModelFacts, Tensor, read_config, read_tenso
 from deploy.engine import shapes
 from deploy.engine.flags import canonical
 from deploy.errors import WILL_NOT_FIT, KdeployError, usage
-from deploy.plan.fit import Fit, Wish, estimate
+from deploy.plan.fit import Case, Fit, estimate
 from deploy.plan.gather import hub_snapshot, model_folder
 from deploy.profile.catalogue import Resolved
 
@@ -91,12 +91,12 @@ def refuse_bad_shape(resolved: Resolved, version: str | None, model: Model | Non
         raise usage(
             f"{resolved.name} cannot be split that way",
             evidence=[item.text for item in wrong],
-            fix=[f"{item.fix}" for item in wrong if item.fix],
+            fix=[item.fix for item in wrong if item.fix],
         )
     return [item.text for item in found]
 
 
-def wish_of(resolved: Resolved, model: Model, version: str | None, memory_gib: float | None) -> Wish:
+def case_of(resolved: Resolved, model: Model, version: str | None, memory_gib: float | None) -> Case:
     """A profile as `estimate` takes it. `memory_gib` is that of the smallest of its GPUs."""
     profile = resolved.profile
     args = {canonical(key): value for key, value in profile.args.items()}
@@ -105,7 +105,7 @@ def wish_of(resolved: Resolved, model: Model, version: str | None, memory_gib: f
     vision = {"data": "copied"}.get(str(args.get("mm-encoder-tp-mode")), "split")
     compilation = _json(args.get("compilation-config")) or {}
     no_graphs = str(compilation.get("cudagraph_mode", "")).upper() == "NONE"
-    return Wish(
+    return Case(
         profile=resolved.name,
         facts=model.facts,
         tensors=model.tensors,
@@ -162,10 +162,10 @@ def fit_of(resolved: Resolved, version: str | None, memory_gib: float | None, mo
     profile = resolved.profile
     model = model or known_model(resolved)
     memory = memory_gib if memory_gib is not None else profile.hardware.memory_gib
-    wish = wish_of(resolved, model, version, memory)
-    fit = estimate(wish)
+    case = case_of(resolved, model, version, memory)
+    fit = estimate(case)
     fit.notes[:0] = model.notes
-    if wish.draft and wish.draft != "mtp":
+    if case.draft and case.draft != "mtp":
         fit.notes.append("the draft model of speculative-config is not counted")
     if any(canonical(key) == "hf-overrides" for key in profile.args):
         fit.notes.append("hf-overrides are not looked into")

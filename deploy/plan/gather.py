@@ -130,11 +130,9 @@ def model_folder(path: str, beside: str) -> str:
     if os.path.isabs(expanded):
         return os.path.normpath(expanded)
     near = os.path.normpath(os.path.join(beside, expanded))
-    return (
-        near
-        if os.path.isdir(near) or path.startswith(("./", "../"))
-        else os.path.join(data_dir(), "models", os.path.normpath(expanded))
-    )
+    if os.path.isdir(near) or path.startswith(("./", "../")):
+        return near
+    return os.path.join(data_dir(), "models", os.path.normpath(expanded))
 
 
 def hub_snapshot(model_id: str, revision: str | None) -> str | None:

@@ -125,11 +125,11 @@ def refuse(profile: Profile, extra: Sequence[str], flags: Flags) -> None:
         raise usage(
             f"patches: unknown patch {', '.join(profile.patches)}", fix=["this version of kdeploy ships no patches"]
         )
-    typed = [word.partition("=")[0][2:] for word in extra if word.startswith("--")]
-    if {canonical(key) for key in [*profile.args, *typed]} & {"ssl-keyfile", "ssl-certfile"}:
-        raise usage(
-            "args: kdeploy cannot watch a server behind TLS", fix=["put a proxy in front of it that speaks TLS"]
-        )
+    typed = [word.partition("=")[0] for word in extra if word.startswith("--")]
+    for word in [*(f"args.{key}" for key in profile.args), *typed]:
+        if canonical(word.removeprefix("args.").removeprefix("--")) in ("ssl-keyfile", "ssl-certfile"):
+            way_out = "put a proxy in front of it that speaks TLS"
+            raise usage(f"{word}: kdeploy cannot watch a server behind TLS", fix=[way_out])
     for word, key in managed_in(extra, flags)[:1]:
         fix = [f"--set {key.split(' ')[0]}=VALUE"] if "." in key.split(" ")[0] else []
         raise usage(f"{word} after -- is decided by the profile's {key}", fix=fix)

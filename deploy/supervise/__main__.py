@@ -14,6 +14,7 @@ from deploy.host.processes import Identity, become_subreaper, boot_id, holders_o
 from deploy.lifecycle.fold import fold
 from deploy.lifecycle.machine import Limits, resume
 from deploy.lifecycle.restart import RestartPolicy
+from deploy.lifecycle.states import FAILED
 from deploy.plan.launch_plan import LaunchPlan, loads
 from deploy.store import journal
 from deploy.store.launches import Launch, launches
@@ -36,11 +37,11 @@ def limits_of(plan: LaunchPlan) -> Limits:
     )
 
 
-def main() -> None:
-    """Read the order, take the deployment over, stay until it is over."""
+def main() -> int:
+    """Read the order, take the deployment over, stay until it is over; 1 when it ended in a failure."""
     text = sys.stdin.read()
     if not text:
-        return  # whoever started us was killed before it could say what for; the lock goes with us
+        return 0  # whoever started us was killed before it could say what for; the lock goes with us
     order = json.loads(text)
     answer_fd = order["answer_fd"]
 
@@ -56,11 +57,11 @@ def main() -> None:
     launch = next(item for item in launches(order["deployment"]) if item.id == order["launch"])
     with open(launch.plan, "rb") as file:
         plan = loads(file.read())
-    for fd in (order["lock_fd"], answer_fd, *order["lease_fds"]):
+    for fd in (order["lock_fd"], *([] if answer_fd is None else [answer_fd]), *order["lease_fds"]):
         os.set_inheritable(fd, False)
     become_subreaper()
     os.umask(0o077)
-    supervisor = Supervisor(plan, launch, limits_of(plan), answer, order["lease_fds"])
+    supervisor = Supervisor(plan, launch, limits_of(plan), answer, order["lease_fds"], echo=order.get("echo", False))
     # signals are handled from here on, so that is when we may be found
     me = identity_of(os.getpid())
     assert me is not None
@@ -69,6 +70,7 @@ def main() -> None:
         _adopt(supervisor, launch)
     else:
         supervisor.run_new()
+    return int(supervisor.machine.state == FAILED)
 
 
 def _adopt(supervisor: Supervisor, launch: Launch) -> None:
@@ -100,4 +102,4 @@ def _find_leader(launch: Launch) -> Identity | None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from typing import NoReturn
 
 from deploy.errors import FAILED, KdeployError, environment, refused
 from deploy.host.processes import send
@@ -72,12 +73,17 @@ def launch(plan: LaunchPlan, lock_fd: int, lease_fds: Iterable[int] = ()) -> Lau
 
     The caller's lock and leases pass to the supervisor; the caller's copies are closed.
     """
-    try:
-        folder = make_launch(plan.name, plan.to_json())
-    except OSError as error:
-        raise environment(f"cannot write the plan: {error.strerror}", evidence=[str(error.filename)]) from None
+    folder = launch_folder(plan)
     _start("launch", folder, lock_fd, [*lease_fds])
     return folder
+
+
+def launch_folder(plan: LaunchPlan) -> Launch:
+    """A new launch's folder with its plan in it."""
+    try:
+        return make_launch(plan.name, plan.to_json())
+    except OSError as error:
+        raise environment(f"cannot write the plan: {error.strerror}", evidence=[str(error.filename)]) from None
 
 
 def adopt(deployment: Deployment) -> bool:
@@ -87,6 +93,27 @@ def adopt(deployment: Deployment) -> bool:
         return False
     _start("adopt", deployment.launch, lock_fd, [])
     return True
+
+
+def become_supervisor(action: str, folder: Launch, lock_fd: int, lease_fds: Iterable[int]) -> NoReturn:
+    """Turn this process into the supervisor, in the foreground: for a service manager that wants to own it."""
+    order = {
+        "action": action,
+        "deployment": folder.deployment,
+        "launch": folder.id,
+        "answer_fd": None,
+        "lock_fd": lock_fd,
+        "lease_fds": [*lease_fds],
+        "echo": True,
+    }
+    order_fd = os.memfd_create("kdeploy-order")
+    os.write(order_fd, json.dumps(order).encode())
+    os.lseek(order_fd, 0, os.SEEK_SET)
+    os.dup2(order_fd, 0)
+    for fd in (lock_fd, *lease_fds):
+        os.set_inheritable(fd, True)
+    os.chdir("/")
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "deploy.supervise"])
 
 
 def _start(action: str, folder: Launch, lock_fd: int, lease_fds: list[int]) -> None:
@@ -127,7 +154,7 @@ def _start(action: str, folder: Launch, lock_fd: int, lease_fds: list[int]) -> N
         raise KdeployError(
             "the supervisor did not start",
             evidence=[f"{folder.supervisor_log}: {_last_line(folder.supervisor_log)}"],
-            fix=["this is a fault of kdeploy: kdeploy report collects what is needed to mend it"],
+            fix=["this is a fault of kdeploy; the file above says more"],
             code=FAILED,
         )
     # it lives on without us; not a leak

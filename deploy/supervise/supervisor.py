@@ -29,7 +29,7 @@ from deploy.host.processes import (
 )
 from deploy.host.shm import mapped_by, remove_unmapped
 from deploy.lifecycle.machine import Input, Limits, Machine, Step, next_deadline, start, step
-from deploy.lifecycle.states import FAILED, SERVING, STARTING, STOPPING
+from deploy.lifecycle.states import FAILED, READY, SERVING, STARTING, STOPPING
 from deploy.plan.launch_plan import LaunchPlan
 from deploy.plan.references import Unresolved
 from deploy.store.journal import Journal
@@ -37,6 +37,7 @@ from deploy.store.launches import Launch, make_launch
 from deploy.store.leases import note_engine, take_over
 from deploy.supervise.gate import Gate
 from deploy.supervise.ledger import Ledger, Member
+from deploy.supervise.notify import Notifier
 from deploy.supervise.spawn import CannotSpawn, resolved, spawn
 
 LOG_POLL_S = 0.2  # while starting
@@ -49,7 +50,7 @@ GONE_POLL_S = 0.05
 DRAIN_POLL_S = 0.25
 RANK_LOST_GRACE_S = 1.0  # a rank's death is followed by vLLM's own words about it
 PROGRESS_EVERY_S = 1.0
-TROUBLE_KEPT = 400
+TROUBLE_KEPT = 200
 BUSY_BYTES = 1 << 20  # read between two looks: a disk at 1 MiB/s still moves
 BUSY_SHARE = 0.05  # of one processor; idle Python with its timers stays well below
 
@@ -74,8 +75,12 @@ class Supervisor:
         limits: Limits,
         tell_parent: Callable[[str], None],
         leases: Sequence[int] = (),
+        *,
+        echo: bool = False,
     ) -> None:
         self.plan = plan
+        self.echo = echo
+        self.notifier = Notifier()
         self.leases = leases
         self.limits = limits
         self.tell_parent = tell_parent
@@ -100,6 +105,7 @@ class Supervisor:
         self.log_offset = 0
         self.gate = Gate(self.plan)
         self.foreign_told = False
+        self.load_words = ""
         self.quiet_readings = self.blind_readings = 0
         self.work: tuple[float, int, float] | None = None
         self.shm: set[str] = set()
@@ -181,7 +187,7 @@ class Supervisor:
         if leader is not None and unrecorded:
             self._record("spawned", {"pid": leader.pid, "identity": leader})
         if machine.state in SERVING:
-            self.log_offset = _size(self.launch.log)
+            self._skip_log()
         for member in members.values():
             self._watch_member(member)
         if leader is None or not is_alive(leader):
@@ -196,6 +202,13 @@ class Supervisor:
             self._signal_tree("SIGTERM")
         self._loop()
 
+    def _skip_log(self) -> None:
+        """Pass over what an adopted engine has written; its lines are counted, so that evidence keeps its numbers."""
+        with contextlib.suppress(OSError), open(self.launch.log, "rb") as file:
+            while chunk := file.read(LOG_CHUNK):
+                self.log_offset += len(chunk)
+                self.reader.newlines += chunk.count(b"\n")
+
     def _gone_unseen(self, why: str) -> None:
         """Adopted too late: the engine's first process had ended before. No restart comes of that by itself."""
         self._read_log(to_end=True)
@@ -209,6 +222,8 @@ class Supervisor:
         now = time.monotonic()
         for name in ("log", "members", "probe"):
             self.due[name] = now
+        if self.notifier.watchdog_s is not None:
+            self.due["watchdog"] = now
         if self.machine.ending is not None:
             self.due["gone"] = now
 
@@ -251,6 +266,7 @@ class Supervisor:
             "probe": self._probe,
             "gone": self._check_gone,
             "drain": self._probe_drain,
+            "watchdog": self._feed_watchdog,
         }
         for name, task in tasks.items():
             if self.due.get(name, now + 1) <= now and not self.finished:
@@ -265,13 +281,21 @@ class Supervisor:
         if self.rank_lost is not None and self.rank_lost[0] <= now:
             self._fail_by_lost_rank(self.rank_lost[1])
 
+    def _feed_watchdog(self) -> None:
+        self.notifier.watchdog()
+        if self.notifier.watchdog_s is not None:
+            self._again("watchdog", self.notifier.watchdog_s)
+
     def _again(self, name: str, seconds: float) -> None:
         self.due[name] = time.monotonic() + seconds
 
     # ------------------------------------------------------------------ events and actions
 
     def _record(self, kind: str, data: dict[str, Any]) -> None:
-        self.journal.append(kind, data)
+        event = self.journal.append(kind, data)
+        if self.echo:
+            with contextlib.suppress(OSError):
+                os.write(1, event.to_line())
 
     def _input(self, kind: str, data: dict[str, Any] | None = None) -> None:
         """Hand an event to the machine; journal what it says; do what it says."""
@@ -281,10 +305,25 @@ class Supervisor:
         self.machine = outcome.machine
         for record in outcome.records:
             self._record(record.kind, record.data)
+        if (self.machine.state, self.machine.phase) != (before.state, before.phase):
+            self._tell_manager()
         if self.machine.ending is not None and before.ending is None:
             self._enter_ending()
         for action in outcome.actions:
             self._act(action.kind, action.data)
+
+    def _tell_manager(self) -> None:
+        """What systemd shows of us, and how long it lets us be."""
+        state = self.machine.state
+        if state == STARTING:
+            self.notifier.starting(f"loading: {self.machine.phase}{self.load_words}")
+        elif state == READY:
+            self.notifier.ready(f"ready: {self.plan.url}")
+        elif state == STOPPING:
+            self.notifier.stopping("stopping")
+        else:
+            cause = (self.machine.diagnosis or {}).get("cause")
+            self.notifier.status(f"{state}: {cause}" if cause else state)
 
     def _act(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "signal" and data["scope"] == "leader":
@@ -331,12 +370,11 @@ class Supervisor:
         if self.machine.ending in (None, "done"):
             return
         self._reap()
-        leader = self.ledger.leader
-        if leader is not None and not self.machine.leader_gone and not is_alive(leader):
-            self._leader_gone()  # its pidfd would tell in a moment; how it ended comes before that it is gone
         if self.machine.ending == "drain" or self.ledger.living():
             self._again("gone", GONE_POLL_S)
             return
+        if self.ledger.leader is not None and not self.machine.leader_gone:
+            self._leader_gone()  # its pidfd would tell in a moment; how it ended comes before that all is gone
         data: dict[str, Any] = {"seconds": round(time.monotonic() - self.machine.ending_since, 3)}
         removed = remove_unmapped(self.shm)
         if removed:
@@ -476,6 +514,7 @@ class Supervisor:
             busy = cpu - cpu_before > BUSY_SHARE * (now - then)
             if read - read_before >= BUSY_BYTES or busy:
                 self._input("progress")
+                self._tell_manager()
         self.work = (now, read, cpu)
 
     # ------------------------------------------------------------------ the log
@@ -503,8 +542,10 @@ class Supervisor:
             if sighting.kind == "phase":
                 self._input("phase_seen", sighting.data)
             elif sighting.kind == "trouble":
-                if len(self.trouble) < TROUBLE_KEPT:
-                    self.trouble.append(sighting.data["line"])
+                # the first lines hold the root of a failed start, the last ones that of a death weeks later
+                if len(self.trouble) >= 2 * TROUBLE_KEPT:
+                    del self.trouble[TROUBLE_KEPT]
+                self.trouble.append(sighting.data["line"])
             elif sighting.kind == "fact":
                 self._record("fact", sighting.data)
             else:
@@ -514,6 +555,10 @@ class Supervisor:
         """Progress of the weights by vLLM's own bar; bytes from the shards' sizes when the bar counts files."""
         self._input("progress")
         done, total = data["done"], data["total"]
+        self.load_words = f" {100 * done // total} %"
+        self._tell_manager()
+        if data["pass"] > 1:
+            return  # a draft model: the bar begins anew, and what is known about the weights stays as it is
         progress = {"shards_done": done, "shards_total": total, "pass": data["pass"], "source": "log"}
         if total == len(self.plan.shards):
             progress["bytes_done"] = sum(shard.size for shard in self.plan.shards[:done])
@@ -655,10 +700,3 @@ class Supervisor:
             self._input("drained", {"why": f"the engine does not answer: {answer.why}"})
         else:
             self._again("drain", DRAIN_POLL_S)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0

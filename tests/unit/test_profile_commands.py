@@ -110,8 +110,8 @@ def test_the_search_path_reaches_every_verb(box: Box, tmp_path: Path) -> None:
         (tmp_path / name / "x.yaml").write_text(f"summary: {name}\nmodel: {{id: m}}\nhardware: {{gpus: 0}}\n")
     env = {"KDEPLOY_PROFILES": f"{tmp_path}/variable"}
     flag = f"{tmp_path}/flag"
-    for arguments in (("profile", "show", "x"), ("render", "x", "--format", "json"), ("profile", "check", "x")):
-        assert flag in one_document(box.ok(*arguments, "--profiles", flag, "--json")).__repr__() or "check" in arguments
+    for arguments in (("profile", "show", "x"), ("profile", "check", "x"), ("render", "x")):
+        assert f"{flag}/x.yaml" in box.ok(*arguments, "--profiles", flag, "--json").stdout
     assert one_document(box.ok("profile", "show", "x", "--json", env=env))["profile"]["summary"] == "variable"
     both = box.ok("--profiles", flag, "profile", "show", "x", "--json", env=env)
     assert one_document(both)["profile"]["summary"] == "flag"
@@ -176,7 +176,6 @@ def test_no_secret_comes_out_anywhere(box: Box, arguments: tuple[str, ...]) -> N
     env = {"KEY": SECRET, "HF_TOKEN": SECRET, "https_proxy": f"http://me:{SECRET}@proxy:1"}
     result = box.ok(*arguments, env=env)
     assert SECRET not in result.stdout + result.stderr
-    assert "${env:KEY}" in result.stdout + result.stderr or arguments[0] in ("profile", "render", "up")
 
 
 def test_no_gpu_and_no_engine_is_no_reason_not_to_render(box: Box) -> None:
