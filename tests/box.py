@@ -231,12 +231,14 @@ class Box:
         return result
 
     @contextlib.contextmanager
-    def running(self, *args: str, shell: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    def running(
+        self, *args: str, shell: str | None = None, env: Mapping[str, str | None] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """`kdeploy` in the background, for the length of the block; `shell` is done by sh before it."""
         words = [str(KDEPLOY), *args]
         process = subprocess.Popen(
             words if shell is None else ["sh", "-c", f'{shell}; exec "$@"', "sh", *words],
-            env=self.environment(),
+            env=self.environment(env),
             cwd=self.root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -140,6 +140,7 @@ class Supervisor:
             self.finished = True
             return
         self.tell_parent("ok")
+        self._tell_manager()
         try:
             engine = spawn(self.plan, self.launch.log, self.launch.folder)
         except CannotSpawn as error:
