@@ -198,6 +198,7 @@ class Supervisor:
             self.leases = take_over([gpu.uuid for gpu in self.plan.gpus], self.launch.deployment, leader)
             self._watch_leader(leader)
         self.tell_parent("ok")  # now, not before: whoever asked reads the journal next
+        self._tell_manager()
         self._schedule_all()
         if self.machine.state == STOPPING:
             self._signal_tree("SIGTERM")
