@@ -73,6 +73,11 @@ class Environment(NamedTuple):
     dropped: dict[str, str]
 
 
+# vLLM puts sockets named by a UUID below TMPDIR, and the kernel's limit ends the engine in its first seconds.
+SOCKET_NAME_LIMIT = 107
+TMPDIR_LIMIT = SOCKET_NAME_LIMIT - len("/00000000-0000-0000-0000-000000000000")
+
+
 def compose(
     inherited: Mapping[str, str],
     *,
@@ -98,6 +103,8 @@ def compose(
             continue
         if SURROGATE.search(name + value):
             dropped[name] = "not UTF-8 text"
+        elif name == "TMPDIR" and len(value.encode()) > TMPDIR_LIMIT:
+            dropped[name] = f"vLLM's sockets below it would have names of more than {SOCKET_NAME_LIMIT} bytes"
         elif name in PASSED or name.startswith(PASSED_PREFIXES):
             secret = SECRET.search(name) or LOGIN_IN_URL.search(value)
             values[name] = f"${{env:{name}}}" if secret else value

@@ -55,24 +55,20 @@ def assert_works(kdeploy: Path, elsewhere: Path) -> None:
     assert run(kdeploy, "--version", cwd=elsewhere).startswith("kdeploy")
 
 
-@pytest.mark.xdist_group("packaging")
 def test_the_wheel_works_from_anywhere(wheel: Path, tmp_path: Path) -> None:
     assert_works(installed_command(tmp_path, wheel), tmp_path / "elsewhere")
 
 
-@pytest.mark.xdist_group("packaging")
 def test_an_editable_install_works_from_anywhere(tmp_path: Path) -> None:
     assert_works(installed_command(tmp_path, "--editable", ROOT), tmp_path / "elsewhere")
 
 
-@pytest.mark.xdist_group("packaging")
 def test_the_vllm_extra_resolves(wheel: Path, tmp_path: Path) -> None:
     run("uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
     requirement = f"kdeploy[vllm] @ {wheel.as_uri()}"
     run("uv", "pip", "install", "--dry-run", "--python", tmp_path / "venv/bin/python", requirement, cwd=tmp_path)
 
 
-@pytest.mark.xdist_group("packaging")
 def test_the_wheel_holds_what_belongs_in_it_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {Path(name).stem for name in names if name.startswith("deploy/profiles/")} == PROFILES

@@ -18,8 +18,7 @@ DATA = os.environ.get("KDEPLOY_DATA_DIR") or os.path.join(
     os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "kdeploy"
 )
 
-# one after the other: two real engines would only share the two processors
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -156,3 +156,11 @@ def test_a_value_that_is_no_text_is_dropped_and_told() -> None:
     found = made({"LC_ALL": "C\udcff"})
     assert "LC_ALL" not in found.values
     assert "UTF-8" in found.dropped["LC_ALL"]
+
+
+def test_a_temporary_folder_too_long_for_vllms_sockets_is_dropped_and_told() -> None:
+    long = "/tmp/" + "x" * 66
+    composed = compose({"TMPDIR": long}, profile={}, engine={}, gpus=None, limit_s=60)
+    assert "TMPDIR" not in composed.values
+    assert "sockets" in composed.dropped["TMPDIR"]
+    assert compose({"TMPDIR": long[:-1]}, profile={}, engine={}, gpus=None, limit_s=60).values["TMPDIR"] == long[:-1]
