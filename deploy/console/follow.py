@@ -12,6 +12,7 @@ from deploy.store.deployments import load_json
 
 HEARTBEAT_S = 30.0
 PROGRESS_LINE_S = 5.0
+WIDE = 110  # columns from which bytes stand beside the bar
 
 
 class Renderer(Protocol):
@@ -110,7 +111,7 @@ class LiveRegion:
         load = load_json(observed, self.plan)
         phase = observed.phase or observed.state
         in_weights = phase == "weights" and load["bytes_total"] and load["shards_done"]
-        detail = progress(load) if phase == "weights" else ""
+        detail = progress(load, brief=self.console.width < WIDE) if phase == "weights" else ""
         elapsed = duration(time.monotonic() - self.began)
         self.bar.update(
             self.task,

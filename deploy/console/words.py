@@ -32,14 +32,15 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def progress(load: dict[str, Any]) -> str:
-    """`load` of the status object in one line: shards, bytes, percent, rate, ETA."""
+def progress(load: dict[str, Any], *, brief: bool = False) -> str:
+    """`load` of the status object in one line: shards, bytes, percent, rate, ETA; `brief` for narrow terminals."""
     parts = []
     if load.get("shards_total"):
         parts.append(f"{load['shards_done']}/{load['shards_total']} shards")
     done, total = load.get("bytes_done"), load.get("bytes_total")
     if total:
-        parts.append(f"{size(done)} of {size(total)} ({100 * (done or 0) / total:.0f} %)")
+        percent = f"{100 * (done or 0) / total:.0f} %"
+        parts.append(percent if brief else f"{size(done)} of {size(total)} ({percent})")
     if load.get("bytes_per_s"):
         parts.append(f"{size(load['bytes_per_s'])}/s")
     if load.get("eta_s"):
