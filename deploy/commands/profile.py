@@ -14,6 +14,7 @@ from deploy.engine.flags import objections, shipped_flags
 from deploy.errors import KdeployError, refused
 from deploy.homes import config_dir, make_private
 from deploy.plan.check import against_engine
+from deploy.plan.fit_inputs import refuse_bad_shape
 from deploy.plan.gather import Wish, plan_for_show
 from deploy.profile.catalogue import Catalogue, Found, invalid, standard
 from deploy.profile.reference import json_schema, scaffold
@@ -177,6 +178,8 @@ def _checked(catalogue: Catalogue, argument: str, sets: tuple[str, ...]) -> tupl
         if not (profile.model.path or profile.model.id):
             return {**result, "detail": "a base, only there to be extended"}, None
         plan = plan_for_show(resolved, Wish(argument, sets=sets))
+        # without an engine to ask, by the rules of the version that the shipped catalogue is of
+        shapes = refuse_bad_shape(resolved, plan.engine["version"] or shipped_flags().version)
         held = against_engine(resolved, plan)
         if held.problems:
             raise invalid(held.problems)
@@ -189,7 +192,7 @@ def _checked(catalogue: Catalogue, argument: str, sets: tuple[str, ...]) -> tupl
         detail += f", taken by the parser of vLLM {held.asked}"
     # the engine that was asked knows better than the shipped catalogue
     said = set(objections(plan.argv[len(plan.engine["start"]) :], shipped_flags())) if held.asked else set()
-    notes = [note for note in (*plan.notes, *held.notes) if note not in said]
+    notes = [note for note in (*plan.notes, *shapes, *held.notes) if note not in said]
     return {**result, "detail": detail, "asked": held.asked, "warnings": notes}, None
 
 
