@@ -3,8 +3,8 @@
 
     python benchmarks/profile_check.py [--rounds N] [--profile NAME]
 
-Whole processes, interleaved rounds, medians. The engine's parser was asked once before (the answer is remembered); where
-no engine is installed, the shipped catalogue serves. To reach: a check within 0.3 s of the command's own start.
+Whole processes, interleaved rounds, medians. The engine's parser was asked once before, and its answer is remembered;
+where no engine is installed, the shipped catalogue serves. To reach: a check within 0.3 s of the command's own start.
 """
 
 import argparse
