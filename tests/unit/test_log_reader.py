@@ -227,7 +227,7 @@ for 256 tokens per request: 16.00x
         ("Compiling a graph for compile range (1, 8192) takes 12.1 s", "compile"),
         ("torch.compile took 34.20 s in total", "compile"),
         ("Directly load the compiled graph(s) for compile range (1, 8192) from the cache, took 1.2 s", "compile"),
-        ("Directly load AOT compilation from path /root/.cache/vllm/x", "compile"),
+        ("Directly load AOT compilation from path /home/me/.cache/vllm/x", "compile"),
         ("Warming up model for the compilation...", "compile"),
         ("Profiling CUDA graph memory: PIECEWISE=51 (largest=512)", "graphs"),
         ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):   0%|          | 0/33", "graphs"),
