@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +80,15 @@ class Flags(NamedTuple):
         """The flag that `name` was probably meant to be."""
         found = difflib.get_close_matches(canonical(name), list(self.flags), n=1, cutoff=0.6)
         return found[0] if found else None
+
+    def nearest_variable(self, name: str) -> str | None:
+        """The environment variable that `name` was probably meant to be."""
+        found = difflib.get_close_matches(name, sorted(self.environment), n=1, cutoff=0.8)
+        return found[0] if found else None
+
+    def unknown_variables(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that are vLLM's by their prefix and that this version does not read."""
+        return sorted(name for name in names if name.startswith("VLLM_") and name not in self.environment)
 
 
 def canonical(name: str) -> str:

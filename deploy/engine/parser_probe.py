@@ -3,7 +3,7 @@
 stdin: a JSON array, the arguments after `serve`. stdout: one JSON document:
 
     {"version": …, "flags": {long name: {"kind": "switch"|"value", "negative": bool, "aliases": […], "choices": […]}},
-     "environment": [names that vLLM reads], "verdict": null or the parser's own words about the arguments}
+     "environment": [variables that vLLM reads], "verdict": null or the parser's own words about the arguments}
 """
 
 import argparse
@@ -12,12 +12,14 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 from typing import Any
 
 # Companions of torch that the parser never uses and that fail to import where they do not match it.
 UNUSED = ("torchaudio", "torchcodec", "torchvision")
 HOMES = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.common.cli_args", "vllm.entrypoints.openai.cli_args")
+READ = re.compile(rb"(?:environ|getenv)[^\n]{0,12}[(\[]\s*[\"'](VLLM_[A-Z0-9_]+)[\"']")
 PARSERS = ("vllm.utils.argparse_utils", "vllm.utils")
 
 
@@ -66,6 +68,17 @@ def verdict_on(parser: argparse.ArgumentParser, arguments: list[str]) -> str | N
     return None
 
 
+def environment_of(envs: Any) -> list[str]:
+    """The variables of vLLM's own list, and those that its modules read past it."""
+    found = set(envs.environment_variables)
+    for folder, _, files in os.walk(os.path.dirname(envs.__file__)):
+        for name in files:
+            if name.endswith(".py"):
+                with open(os.path.join(folder, name), "rb") as file:
+                    found |= {text.decode() for text in READ.findall(file.read())}
+    return sorted(found)
+
+
 def main() -> None:
     """Answer on stdout; whatever vLLM prints on its own goes to stderr."""
     arguments = json.load(sys.stdin)
@@ -81,7 +94,7 @@ def main() -> None:
     document = {
         "version": importlib.import_module("vllm.version").__version__,
         "flags": flags_of(parser),
-        "environment": sorted(envs.environment_variables),
+        "environment": environment_of(envs),
         "verdict": verdict_on(parser, arguments),
     }
     json.dump(document, answer)

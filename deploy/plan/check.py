@@ -28,15 +28,10 @@ def against_engine(resolved: Resolved, plan: LaunchPlan) -> Held:
         note = f"the engine's own parser could not be asked ({why}); the shipped catalogue of flags was used"
         return Held(None, [], [note])
     flags = answer.flags
-    problems = _unknown_flags(resolved, flags)
+    problems = _unknown_flags(resolved, flags) + _unknown_variables(resolved, flags)
     if answer.verdict is not None and not problems:
         problems = [_from_verdict(resolved, answer.verdict, flags)]
-    notes = [
-        f"env.{name}: vLLM {flags.version} does not know this variable"
-        for name in sorted(resolved.profile.env)
-        if name.startswith("VLLM_") and name not in flags.environment
-    ]
-    return Held(flags.version, problems, notes)
+    return Held(flags.version, problems, [])
 
 
 def _unknown_flags(resolved: Resolved, flags: Flags) -> list[Problem]:
@@ -48,6 +43,17 @@ def _unknown_flags(resolved: Resolved, flags: Flags) -> list[Problem]:
         close = flags.nearest(name)
         hint = f"did you mean `{close}`?" if close else None
         problems.append(Problem(_place(resolved, "args", key), f"vLLM {flags.version} knows no flag --{name}", hint))
+    return problems
+
+
+def _unknown_variables(resolved: Resolved, flags: Flags) -> list[Problem]:
+    """vLLM says nothing useful to a variable that it does not read: the setting would just not be there."""
+    problems = []
+    named = [name for name, value in resolved.profile.env.items() if value is not None]
+    for name in flags.unknown_variables(named):
+        close = flags.nearest_variable(name)
+        hint = f"did you mean `{close}`?" if close else None
+        problems.append(Problem(_place(resolved, "env", name), f"vLLM {flags.version} reads no variable {name}", hint))
     return problems
 
 

@@ -29,7 +29,7 @@ def serve_arguments(profile: Profile, model: str, flags: Flags, extra: Sequence[
             that the flag cannot take.
     """
     words = ["serve", model]
-    for flag, value in _managed(profile):
+    for flag, value in _managed(profile, model):
         words += flag_words(flag, value)
     decided = dict(MANAGED)
     if profile.load.strategy != "auto":
@@ -97,12 +97,15 @@ def _spelled(key: str) -> str:
     return head.replace("_", "-") + dot + tail
 
 
-def _managed(profile: Profile) -> list[tuple[str, Any]]:
+def _managed(profile: Profile, where: str) -> list[tuple[str, Any]]:
     """The flags that profile keys decide; those left at vLLM's own default are not written."""
     parallel, serve, model = profile.parallel, profile.serve, profile.model
+    local = model.path is not None or where.startswith("/")
+    # found in one of model.folders: clients ask for it by its id all the same
+    found = [model.id] if local and model.path is None and model.id else None
     flags: list[tuple[str, Any]] = [
-        ("served-model-name", model.served_name),
-        ("revision", None if model.path else model.revision),
+        ("served-model-name", model.served_name or found),
+        ("revision", None if local else model.revision),
         ("trust-remote-code", model.trust_remote_code or None),
         ("host", serve.host),
         ("port", str(serve.port)),

@@ -1,7 +1,7 @@
 """Finding out what a plan needs, and refusing all that can be refused, before the first side effect."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from deploy.checkpoint.weights import WeightFile, read_weights
@@ -99,10 +99,13 @@ def _engine(executable: str, notes: list[str], *, strict: bool) -> Engine:
 def _model(resolved: Resolved, notes: list[str], *, strict: bool) -> tuple[str, list[WeightFile]]:
     """What vLLM is given as its model, and its weight files where they are on disk."""
     model = resolved.profile.model
-    if model.path is None:
-        folder = hub_snapshot(model.id or "", model.revision)
-        return model.id or "", _quietly(folder) if folder else []
-    folder = model_folder(model.path, os.path.dirname(resolved.file))
+    folder = local_model(resolved)
+    if folder is None:
+        cached = hub_snapshot(model.id or "", model.revision, resolved.profile.env)
+        return model.id or "", _quietly(cached) if cached else []
+    if model.path is None or folder != model_folder(model.path, os.path.dirname(resolved.file)):
+        absent = "" if model.path is None else f"; model.path {model.path} is not here"
+        notes.append(f"{model.id} is loaded from {folder} (model.folders){absent}")
     try:
         return folder, read_weights(folder)
     except KdeployError as error:
@@ -124,6 +127,22 @@ def _quietly(folder: str) -> list[WeightFile]:
         return []
 
 
+def local_model(resolved: Resolved) -> str | None:
+    """The folder that a profile's model is loaded from: `model.path` where there is one, else the id's in one of
+    `model.folders`; None when it comes from the hub or its cache."""
+    model = resolved.profile.model
+    beside = os.path.dirname(resolved.file)
+    named = None if model.path is None else model_folder(model.path, beside)
+    if named is not None and os.path.isdir(named):
+        return named
+    for folder in model.folders if model.id else []:
+        root = os.path.join(beside, os.path.expanduser(folder))
+        for name in (model.id or "", (model.id or "").rpartition("/")[2]):
+            if os.path.isfile(os.path.join(root, name, "config.json")):
+                return os.path.normpath(os.path.join(root, name))
+    return named
+
+
 def model_folder(path: str, beside: str) -> str:
     """`model.path` as an absolute folder: relative ones lie beside the profile, else in kdeploy's model folder."""
     expanded = os.path.expanduser(path)
@@ -135,11 +154,18 @@ def model_folder(path: str, beside: str) -> str:
     return os.path.join(data_dir(), "models", os.path.normpath(expanded))
 
 
-def hub_snapshot(model_id: str, revision: str | None) -> str | None:
-    """The folder of a hub model in the local hub cache, None when it is not there."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-    root = os.path.join(cache, "models--" + model_id.replace("/", "--"))
+def hub_snapshot(model_id: str, revision: str | None, env: Mapping[str, str | None]) -> str | None:
+    """The folder of a hub model in the local hub cache, None when it is not there.
+
+    Args:
+        model_id: as ORG/NAME.
+        revision: a commit, branch or tag; None is main.
+        env: the profile's own variables, which the engine sees before those of this process.
+    """
+    seen = {**os.environ, **env}
+    home = seen.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    cache = seen.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    root = os.path.join(os.path.expanduser(cache), "models--" + model_id.replace("/", "--"))
     commit = revision or "main"
     try:
         with open(os.path.join(root, "refs", commit)) as file:

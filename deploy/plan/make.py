@@ -52,7 +52,8 @@ def make_plan(
         gpus=None if facts.gpus is None else [gpu.index for gpu in facts.gpus],
         limit_s=profile.load.limit_s,
     )
-    served = profile.model.served_name or [facts.model]
+    named = facts.model if profile.model.path else profile.model.id or facts.model
+    served = profile.model.served_name or [named]
     plan = LaunchPlan(
         name=name or profile_name,
         profile=profile_name,
@@ -160,8 +161,10 @@ def _notes(profile: Profile, arguments: Sequence[str], flags: Flags) -> list[str
         notes.append("load.prewarm: this version of kdeploy does not read weights ahead")
     notes += objections(arguments, flags)
     for variable, value in sorted(profile.env.items()):
-        if variable.startswith("VLLM_") and variable not in flags.environment:
-            notes.append(f"env.{variable}: vLLM {flags.version} does not know this variable")
+        if value is not None and flags.unknown_variables([variable]):
+            close = flags.nearest_variable(variable)
+            hint = f"; did you mean {close}?" if close else ""
+            notes.append(f"env.{variable}: vLLM {flags.version} reads no variable of this name{hint}")
         if value and len(value) >= 8 and SECRET.search(variable) and not references(value) and not value.isdigit():
             notes.append(f"env.{variable} holds a secret in clear text; write ${{env:NAME}} or ${{file:/path}}")
     if profile.gpus and profile.env.get("CUDA_VISIBLE_DEVICES") is not None:

@@ -167,6 +167,11 @@ class Model(Section):
         None,
         description="A local folder; wins over id. Relative: beside the profile, else in kdeploy's model folder.",
     )
+    folders: Names = Field(
+        [],
+        description="Folders that hold checkpoints: where path is null or not here, id is loaded from the first "
+        "one that has FOLDER/ORG/NAME or FOLDER/NAME. A matter of the host, so usually in host.yaml.",
+    )
     revision: MaybeText = Field(
         None, description="Hub revision; compulsory where trust_remote_code is true and path is null."
     )

@@ -63,3 +63,13 @@ def test_a_context_that_is_too_long_names_the_one_that_fits(real_box: Box) -> No
     assert "context-too-long" in result.stderr
     assert "serve.max_model_len=4096" in result.stderr
     real_box.await_released("tiny-moe")
+
+
+def test_profile_check_asks_the_engine_about_flags_and_variables(real_box: Box) -> None:
+    sets = ("--set", "env.VLLM_CPU_KVCACHE_SPAC=1", "--set", "args.max-num-seqz=4")
+    result = real_box.run("profile", "check", "tiny-moe", *sets, timeout=200)
+    assert result.rc == 2
+    assert "did you mean `VLLM_CPU_KVCACHE_SPACE`?" in result.stderr
+    assert "did you mean `max-num-seqs`?" in result.stderr
+    # read by vLLM past its own list of variables
+    assert real_box.run("profile", "check", "tiny-moe", "--set", "env.VLLM_DIST_IDENT=x", timeout=200).rc == 0

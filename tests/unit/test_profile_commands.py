@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.box import FAKE_VLLM, Box, Result
+from tests.box import FAKE_VLLM, Box, Result, write_checkpoint
 
 SECRET = "s3cret-that-nobody-may-see"
 
@@ -218,7 +218,39 @@ def test_a_relative_model_lies_beside_the_profile_or_in_the_model_folder(box: Bo
     assert models == expected
 
 
-# ---------------------------------------------------------------- bad input, of issues 2 and 3
+def test_an_id_is_loaded_from_the_hosts_model_folders(box: Box) -> None:
+    store = box.root / "store"
+    write_checkpoint(store / "org" / "model")
+    write_checkpoint(store / "other")
+    overlay = box.root / "config/kdeploy/host.yaml"
+    overlay.parent.mkdir(parents=True, exist_ok=True)
+    overlay.write_text(f"model: {{folders: [/nowhere, '{store}']}}\n")
+    keys = {"model.path": None, "model.revision": "abc", "model.served_name": None}
+    for name, model in (("one", "org/model"), ("two", "org/other"), ("three", "org/absent")):
+        box.profile(name, "", {**keys, "model.id": model})
+    plans = {name: one_document(box.ok("render", name, "--json")) for name in ("one", "two", "three")}
+    models = {name: plan["model"] for name, plan in plans.items()}
+    assert models == {"one": f"{store}/org/model", "two": f"{store}/other", "three": "org/absent"}
+    assert plans["one"]["served_names"] == ["org/model"]
+    assert plans["one"]["argv"].count("--served-model-name") == 1
+    assert "--revision" not in plans["one"]["argv"]
+    assert "--revision" in plans["three"]["argv"]
+    assert len(plans["one"]["shards"]) == 4
+    # the shipped profiles name a path of their own
+    write_checkpoint(store / "Kimi-K2.5")
+    shown = box.ok("render", "kimi-int4", "--json")
+    assert one_document(shown)["model"] == f"{store}/Kimi-K2.5"
+    assert "model.path ~/models/Kimi-K2.5 is not here" in shown.stderr
+
+
+def test_the_hub_cache_of_the_profiles_own_environment_is_read(box: Box) -> None:
+    write_checkpoint(box.root / "hf/hub/models--org--model/snapshots/abc")
+    keys = {"model.path": None, "model.id": "org/model", "model.revision": "abc", "env.HF_HOME": str(box.root / "hf")}
+    box.profile("p", "", keys)
+    assert len(one_document(box.ok("render", "p", "--json"))["shards"]) == 4
+
+
+# ---------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize("verb", ["up", "render", "profile show", "profile check"])
