@@ -103,7 +103,9 @@ _EVENT_WORDS: dict[str, Words] = {
     "fact": _fact,
     "ready": _ready,
     "foreign-listener": lambda data, observed: f"port {data.get('port')} is answered by a process that is not ours",
-    "unhealthy": lambda data, observed: f"unhealthy: {data.get('why')} ({data.get('failures')} times in a row)",
+    "unhealthy": lambda data, observed: (
+        f"unhealthy: {data.get('why')}" + (f" ({data['failures']} times in a row)" if data.get("failures") else "")
+    ),
     "healthy": lambda data, observed: "healthy again",
     "process-ended": lambda data, observed: f"{data.get('title')} (pid {data.get('pid')}) has ended",
     "exited": _exited,

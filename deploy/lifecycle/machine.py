@@ -9,6 +9,7 @@ before the actions are taken. Two values say where a launch stands:
 so that an engine that failed is shown as failed at once, while its orphans are still being ended.
 
     starting ── gate_passed ──> ready ── health bad, N times ──> unhealthy ── health good ──> ready
+    ready ── stuck (answers, generates nothing) ──> unhealthy ── generating ──> ready, stuck again ──> failed
     starting ready unhealthy ── exited, gate_failed, stalled ──> failed, ending=term
     starting ready unhealthy ── stop_asked ──> stopping, ending=drain (while serving) or term
     stopping ── tree_gone ──> stopped          failed ── tree_gone ──> failed, then a restart or the end
@@ -74,6 +75,7 @@ class Machine:
     restart_wanted: bool = False
     served: bool = False
     bad_health: int = 0
+    stuck: bool = False  # answers, but generates nothing
     diagnosis: dict[str, Any] | None = None
     retry_at: float | None = None
     restarts: tuple[float, ...] = ()
@@ -173,7 +175,7 @@ def _gate_passed(m: Machine, event: Input, limits: Limits) -> Step:
             **event.data,
         },
     )
-    return Step(replace(m, state=READY, phase=None, bad_health=0, served=True), (record,))
+    return Step(replace(m, state=READY, phase=None, bad_health=0, stuck=False, served=True), (record,))
 
 
 def _fail(m: Machine, event: Input, diagnosis: dict[str, Any], kind: str, data: dict[str, Any]) -> Step:
@@ -215,7 +217,7 @@ def _exited_while_ending(m: Machine, event: Input, limits: Limits) -> Step:
 
 
 def _health_good(m: Machine, event: Input, limits: Limits) -> Step:
-    if m.state == UNHEALTHY:
+    if m.state == UNHEALTHY and not m.stuck:
         return Step(replace(m, state=READY, bad_health=0), (Record("healthy", {"state": READY}),))
     return Step(replace(m, bad_health=0))
 
@@ -236,6 +238,30 @@ def _health_bad(m: Machine, event: Input, limits: Limits) -> Step:
         }
         return _fail(m, event, diagnosis, "failed", {})
     return Step(m)
+
+
+def _stuck(m: Machine, event: Input, limits: Limits) -> Step:
+    """It answers and generates nothing: unhealthy at once, since the time to wait for it is over; failed the next time,
+    where a restart may follow."""
+    if m.state == READY:
+        record = Record("unhealthy", {"state": UNHEALTHY, **event.data})
+        return Step(replace(m, state=UNHEALTHY, stuck=True), (record,))
+    if m.stuck and limits.restart.policy != "never":
+        diagnosis = {
+            "cause": "not-generating",
+            "summary": f"the engine answers and generates nothing: {event.data.get('why')}",
+            "evidence": [],
+            "fix": ["kdeploy logs shows what the engine said last"],
+            "retryable": True,
+        }
+        return _fail(m, event, diagnosis, "failed", {})
+    return Step(replace(m, stuck=True))
+
+
+def _generating(m: Machine, event: Input, limits: Limits) -> Step:
+    if m.state == UNHEALTHY and m.stuck and m.bad_health == 0:
+        return Step(replace(m, state=READY, stuck=False), (Record("healthy", {"state": READY}),))
+    return Step(replace(m, stuck=False))
 
 
 def _stop_asked(m: Machine, event: Input, limits: Limits) -> Step:
@@ -419,6 +445,8 @@ INPUTS = (
     "rank_lost",
     "health_good",
     "health_bad",
+    "stuck",
+    "generating",
     "exited",
     "stop_asked",
     "drained",
@@ -436,6 +464,8 @@ TABLE: dict[str, dict[str, Handler]] = {
         "rank_lost": _failed,
         "health_good": _ignore,
         "health_bad": _ignore,  # an engine that loads does not listen yet
+        "stuck": _ignore,
+        "generating": _ignore,
         "exited": _exited,
         "stop_asked": _stop_asked,
         "drained": _ignore,
@@ -450,6 +480,8 @@ TABLE: dict[str, dict[str, Handler]] = {
         "rank_lost": _failed,
         "health_good": _health_good,
         "health_bad": _health_bad,
+        "stuck": _stuck,
+        "generating": _generating,
         "exited": _exited,
         "stop_asked": _stop_asked,
         "drained": _ignore,
@@ -464,6 +496,8 @@ TABLE: dict[str, dict[str, Handler]] = {
         "rank_lost": _failed,
         "health_good": _health_good,
         "health_bad": _health_bad,
+        "stuck": _stuck,
+        "generating": _generating,
         "exited": _exited,
         "stop_asked": _stop_asked,
         "drained": _ignore,
@@ -478,6 +512,8 @@ TABLE: dict[str, dict[str, Handler]] = {
         "rank_lost": _ignore,
         "health_good": _ignore,
         "health_bad": _ignore,
+        "stuck": _ignore,
+        "generating": _ignore,
         "exited": _exited_while_ending,
         "stop_asked": _stop_asked_again,
         "drained": _drained,
@@ -493,6 +529,8 @@ TABLE: dict[str, dict[str, Handler]] = {
         "rank_lost": _ignore,
         "health_good": _ignore,
         "health_bad": _ignore,
+        "stuck": _ignore,
+        "generating": _ignore,
         "exited": _exited_while_ending,
         "stop_asked": _stop_asked_after_failure,
         "drained": _ignore,

@@ -250,6 +250,12 @@ class Health(Section):
 
     interval_s: Annotated[float, BeforeValidator(_number), Field(gt=0)] = Field(2, description="Between probes.")
     failures: Whole = Field(3, ge=1, description="Failed probes in a row that make it unhealthy.")
+    stuck_s: Seconds = Field(
+        300, description="Requests that run this long while no counter of the engine moves make it unhealthy; 0: never."
+    )
+    probe_s: Seconds = Field(
+        600, description="After this long without a generated token one token is asked for; 0: never."
+    )
     timeout_s: Annotated[float, BeforeValidator(_number), Field(gt=0)] = Field(5, description="Patience of one probe.")
 
 

@@ -5,7 +5,6 @@ What to do is decided in `lifecycle.machine`, never here. Every record is journa
 
 import contextlib
 import os
-import re
 import selectors
 import signal
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from deploy.engine.diagnosis import diagnose
-from deploy.engine.http import Answer, Exchange, request
+from deploy.engine.http import Answer, request
 from deploy.engine.log import Line, LogReader, Sighting
 from deploy.errors import KdeployError
 from deploy.host.listeners import held_sockets, listening_inodes, probe_host
@@ -35,7 +34,9 @@ from deploy.plan.references import Unresolved
 from deploy.store.journal import Journal
 from deploy.store.launches import Launch, make_launch
 from deploy.store.leases import note_engine, take_over
+from deploy.supervise.exchanges import Exchanges, OnAnswer
 from deploy.supervise.gate import Gate
+from deploy.supervise.generation import Generation, one_token, read_counters
 from deploy.supervise.ledger import Ledger, Member
 from deploy.supervise.notify import Notifier
 from deploy.supervise.spawn import CannotSpawn, resolved, spawn
@@ -62,8 +63,6 @@ STOPS: dict[int, dict[str, Any]] = {
     signal.SIGUSR2: {"force": False, "restart": True},
 }
 
-COUNTERS = re.compile(rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([0-9.e+]+)", re.MULTILINE)
-
 
 class Supervisor:
     """Owns one deployment from spawn (or adoption) to its end."""
@@ -86,8 +85,7 @@ class Supervisor:
         self.tell_parent = tell_parent
         self.selector = selectors.DefaultSelector()
         self.finished = False
-        self.exchange: Exchange | None = None
-        self.on_answer: Callable[[Answer], None] | None = None
+        self.exchanges = Exchanges(self.selector)
         self.journal_tried = 0.0
         self._begin(launch, start(time.monotonic()))
         self._install_signals()
@@ -104,6 +102,7 @@ class Supervisor:
         self.trouble: list[Line] = []
         self.log_offset = 0
         self.gate = Gate(self.plan)
+        self.generation: Generation | None = None
         self.foreign_told = False
         self.load_words = ""
         self.quiet_readings = self.blind_readings = 0
@@ -253,8 +252,7 @@ class Supervisor:
         deadline = next_deadline(self.machine, self.limits)
         if deadline is not None:
             moments.append(deadline)
-        if self.exchange is not None:
-            moments.append(self.exchange.deadline)
+        moments += self.exchanges.deadlines()
         if self.rank_lost is not None:
             moments.append(self.rank_lost[0])
         if self.journal.pending:
@@ -266,6 +264,7 @@ class Supervisor:
             "log": self._follow_log,
             "members": self._look_at_members,
             "probe": self._probe,
+            "counters": self._read_counters,
             "gone": self._check_gone,
             "drain": self._probe_drain,
             "watchdog": self._feed_watchdog,
@@ -277,9 +276,7 @@ class Supervisor:
         if self.journal.pending and self.journal_tried + 1.0 <= now:
             self.journal_tried = now
             self.journal.flush()
-        if self.exchange is not None and self.exchange.deadline <= now:
-            self.exchange.expire()
-            self._exchange_done()
+        self.exchanges.expire(now)
         if self.rank_lost is not None and self.rank_lost[0] <= now:
             self._fail_by_lost_rank(self.rank_lost[1])
 
@@ -341,8 +338,9 @@ class Supervisor:
 
     def _enter_ending(self) -> None:
         """The tree is to end: see once more who belongs to it, and stop probing."""
-        self._drop_exchange()
+        self.exchanges.drop_all()
         self.due.pop("probe", None)
+        self.due.pop("counters", None)
         self.rank_lost = None
         self._look_at_members()
         self.due["gone"] = time.monotonic()
@@ -394,7 +392,7 @@ class Supervisor:
             self.finished = True
             return
         self._record("relaunched", {"launch": launch.id})
-        self._drop_exchange()
+        self.exchanges.drop_all()
         self._forget_pidfds()
         self._begin(launch, machine)
         self._spawn(machine.restarts)
@@ -571,41 +569,12 @@ class Supervisor:
 
     # ------------------------------------------------------------------ HTTP
 
-    def _send(self, method: str, path: str, body: bytes, timeout_s: float, on_answer: Callable[[Answer], None]) -> None:
+    def _send(
+        self, purpose: str, method: str, path: str, timeout_s: float, on_answer: OnAnswer, body: bytes = b""
+    ) -> None:
         host = probe_host(self.plan.host)
         data = request(method, path, host, body=body, api_key=self._api_key())
-        exchange = Exchange(host, self.plan.port, data, deadline=time.monotonic() + timeout_s)
-        self.exchange, self.on_answer = exchange, on_answer
-        if exchange.answer is not None:
-            self._exchange_done()
-            return
-        self.selector.register(exchange, selectors.EVENT_WRITE, self._exchange_ready)
-
-    def _exchange_ready(self) -> None:
-        exchange = self.exchange
-        assert exchange is not None
-        exchange.advance()
-        if exchange.answer is not None:
-            self._exchange_done()
-        elif not exchange.wants_write:
-            self.selector.modify(exchange, selectors.EVENT_READ, self._exchange_ready)
-
-    def _exchange_done(self) -> None:
-        exchange, on_answer = self.exchange, self.on_answer
-        assert exchange is not None
-        assert on_answer is not None
-        assert exchange.answer is not None
-        self.exchange = self.on_answer = None
-        with contextlib.suppress(KeyError):
-            self.selector.unregister(exchange)
-        on_answer(exchange.answer)
-
-    def _drop_exchange(self) -> None:
-        if self.exchange is not None:
-            with contextlib.suppress(KeyError):
-                self.selector.unregister(self.exchange)
-            self.exchange.close()
-            self.exchange = self.on_answer = None
+        self.exchanges.send(purpose, host, self.plan.port, data, timeout_s, on_answer)
 
     def _api_key(self) -> str | None:
         """The key that the engine was started with, if our probes need one."""
@@ -617,12 +586,18 @@ class Supervisor:
             return None
 
     def _probe(self) -> None:
-        if self.exchange is not None or self.machine.ending is not None:
+        if self.exchanges.busy("probe") or self.machine.ending is not None:
             return
         if self.machine.state == STARTING:
             self._probe_gate()
-        else:
-            self._send("GET", "/health", b"", float(self.plan.health["timeout_s"]), self._health_answered)
+            return
+        if self.generation is None:  # just ready, or adopted while it serves
+            health = self.plan.health
+            self.generation = Generation(
+                float(health.get("stuck_s", 0)), float(health.get("probe_s", 0)), time.monotonic()
+            )
+            self._again("counters", self.generation.poll_s)
+        self._send("probe", "GET", "/health", float(self.plan.health["timeout_s"]), self._health_answered)
 
     def _probe_gate(self) -> None:
         inodes = listening_inodes(self.plan.port, self.plan.host)
@@ -636,7 +611,7 @@ class Supervisor:
             self._again("probe", GATE_POLL_S)
             return
         ask = self.gate.next_ask()
-        self._send(ask.method, ask.path, ask.body, ask.timeout_s, self._gate_answered)
+        self._send("probe", ask.method, ask.path, ask.timeout_s, self._gate_answered, ask.body)
 
     def _listener_is_ours(self, inodes: set[int]) -> bool:
         """Every socket that listens at our address must be held by the engine: with SO_REUSEPORT a stranger's beside
@@ -683,17 +658,51 @@ class Supervisor:
         if self.machine.ending is None:
             self._again("probe", float(self.plan.health["interval_s"]))
 
+    def _read_counters(self) -> None:
+        """While it serves: do its counters move, and if nothing runs, does it still generate a token."""
+        if self.machine.state not in SERVING or self.generation is None or self.exchanges.busy("counters"):
+            return
+        timeout_s = float(self.plan.health["timeout_s"])
+        self._send("counters", "GET", "/metrics", timeout_s, self._counters_answered)
+
+    def _counters_answered(self, answer: Answer) -> None:
+        generation = self.generation
+        assert generation is not None
+        now = time.monotonic()
+        counters = read_counters(answer)
+        if counters is not None:
+            verdict = generation.take(counters, now)
+            self._generation_judged(verdict, f"{counters.busy:g} request(s) run and no counter of the engine moves")
+        if generation.probe_due(now) and self.machine.ending is None:
+            patience = float(self.plan.canary["timeout_s"])
+            body = one_token(self.plan.served_names[0])
+            self._send("counters", "POST", "/v1/completions", patience, self._token_answered, body)
+            return
+        self._again("counters", generation.poll_s)
+
+    def _token_answered(self, answer: Answer) -> None:
+        assert self.generation is not None
+        why = answer.why or f"HTTP {answer.status}"
+        verdict = self.generation.take_probe(answer, time.monotonic())
+        self._generation_judged(verdict, f"asked for one token: {why}")
+        self._again("counters", self.generation.poll_s)
+
+    def _generation_judged(self, verdict: str | None, why: str) -> None:
+        if verdict is not None:
+            self._input(verdict, {"why": why} if verdict == "stuck" else {})
+
     def _probe_drain(self) -> None:
-        if self.machine.ending == "drain" and self.exchange is None:
-            self._send("GET", "/metrics", b"", float(self.plan.health["timeout_s"]), self._drain_answered)
+        if self.machine.ending == "drain" and not self.exchanges.busy("drain"):
+            timeout_s = float(self.plan.health["timeout_s"])
+            self._send("drain", "GET", "/metrics", timeout_s, self._drain_answered)
 
     def _drain_answered(self, answer: Answer) -> None:
         if self.machine.ending != "drain":
             return
-        counts = [float(text) for text in COUNTERS.findall(answer.body)] if answer.status == 200 else []
+        counters = read_counters(answer)
         # a request may be between the server and its counters, hence two quiet readings
-        self.quiet_readings = self.quiet_readings + 1 if counts and sum(counts) == 0 else 0
-        self.blind_readings = self.blind_readings + 1 if not counts else 0
+        self.quiet_readings = self.quiet_readings + 1 if counters and counters.busy == 0 else 0
+        self.blind_readings = self.blind_readings + 1 if counters is None else 0
         if self.quiet_readings == 2:
             self._input("drained", {})
         elif self.blind_readings == 2 and answer.status is not None:

@@ -224,6 +224,28 @@ def test_bad_health_makes_it_unhealthy(box: Box, health: str) -> None:
     box.down("tiny", "--force")
 
 
+@pytest.mark.parametrize("who", ["core", "worker"])
+def test_a_rank_that_stands_still_under_a_good_health_is_found_by_its_counters(box: Box, who: str) -> None:
+    box.up("tiny", "", {"health.stuck_s": 1, "health.probe_s": 0, "stop.drain_s": 0.2})
+    pid = {"core": box.core, "worker": lambda: box.workers()[0]}[who]()
+    os.kill(pid, signal.SIGSTOP)
+    with box.asking("tiny-model"):
+        box.await_state("unhealthy")
+        assert "no counter of the engine moves" in box.await_event("unhealthy")["why"]
+        os.kill(pid, signal.SIGCONT)
+        box.await_state("ready")
+    box.down("tiny")
+
+
+def test_an_idle_engine_that_cannot_generate_is_found_by_asking_for_a_token(box: Box) -> None:
+    keys = {"health.stuck_s": 1, "health.probe_s": 0.5, "canary.timeout_s": 2, "stop.drain_s": 0.2}
+    box.up("tiny", "stuck_after_requests=4", {**keys, "restart.policy": "on-failure", "restart.attempts": 0})
+    assert "one token" in box.await_event("unhealthy")["why"]
+    box.await_event("failed")
+    status = _comes_to_nothing(box)
+    assert status["diagnosis"]["cause"] == "not-generating"
+
+
 # ---------------------------------------------------------------------- restarts by policy
 
 AGAIN = {"restart.policy": "on-failure", "restart.attempts": 2, "restart.backoff_s": 0.2, "restart.window_s": 600}

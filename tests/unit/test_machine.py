@@ -46,6 +46,8 @@ DATA: dict[str, list[dict[str, Any]]] = {
     "rank_lost": [{"diagnosis": BROKEN}],
     "health_good": [{}],
     "health_bad": [{"why": "HTTP 503"}],
+    "stuck": [{"why": "2 request(s) run and no counter of the engine moves"}],
+    "generating": [{}],
     "exited": [
         {"exit_code": 0, "signal": None, "diagnosis": BROKEN},
         {"exit_code": 1, "signal": None, "diagnosis": BROKEN},
@@ -114,7 +116,12 @@ STANDINGS: dict[str, list[Machine]] = {
         resume(STARTING, "a phase of a later version", NOW),
     ],
     READY: [ready(), resume(READY, None, NOW), replace(ready(), bad_health=2)],
-    UNHEALTHY: [unhealthy(), resume(UNHEALTHY, None, NOW), replace(unhealthy(), bad_health=100)],
+    UNHEALTHY: [
+        unhealthy(),
+        resume(UNHEALTHY, None, NOW),
+        replace(unhealthy(), bad_health=100),
+        replace(unhealthy(), stuck=True, bad_health=0),
+    ],
     STOPPING: [
         stopping(),
         at(ready(), "stop_asked", NOW + 70).machine,
@@ -480,8 +487,29 @@ def test_health_must_fail_several_times_in_a_row_to_be_unhealthy() -> None:
     assert back.machine.bad_health == 0
 
 
+def test_an_engine_that_answers_and_generates_nothing_is_unhealthy_until_it_generates() -> None:
+    outcome = at(ready(), "stuck", 2000.0)
+    assert outcome.machine.state == UNHEALTHY
+    assert "no counter" in outcome.records[0].data["why"]
+    still = at(outcome.machine, "health_good", 2001.0)
+    assert still.machine.state == UNHEALTHY, "its /health was good all the time"
+    back = at(still.machine, "generating", 2002.0)
+    assert kinds(back) == ["healthy"]
+    assert back.machine.state == READY
+    again = at(still.machine, "stuck", 2300.0)
+    assert again.machine.state == FAILED
+    assert again.records[0].data["diagnosis"]["cause"] == "not-generating"
+    assert actions(again) == ["SIGTERM tree"]
+    left = story(ready(), *[("stuck", 2000.0 + second) for second in range(50)], limits=WITHOUT_RESTART)
+    assert left.machine.state == UNHEALTHY, "without a restart policy it is left to come back by itself"
+
+
+def test_tokens_do_not_cure_failing_health() -> None:
+    assert at(unhealthy(), "generating", 2000.0).machine.state == UNHEALTHY
+
+
 def test_health_before_ready_says_nothing() -> None:
-    for kind in ("health_good", "health_bad"):
+    for kind in ("health_good", "health_bad", "stuck", "generating"):
         assert at(start(NOW), kind, NOW + 1) == Step(start(NOW))
 
 
