@@ -23,6 +23,7 @@ class Observed:
     supervisor: tuple[int, int] | None = None
     leader: tuple[int, int] | None = None
     spawning: bool = False
+    cgroup: str | None = None
     members: dict[tuple[int, int], str] = field(default_factory=dict)
     started_at: str | None = None
     ready_at: str | None = None
@@ -78,6 +79,7 @@ def _launch(observed: Observed, at: str, data: dict[str, Any]) -> None:
 
 def _spawning(observed: Observed, at: str, data: dict[str, Any]) -> None:
     observed.spawning = True
+    observed.cgroup = data.get("cgroup")
 
 
 def _spawned(observed: Observed, at: str, data: dict[str, Any]) -> None:

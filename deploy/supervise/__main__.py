@@ -88,9 +88,9 @@ def _adopt(supervisor: Supervisor, launch: Launch) -> None:
         return
     leader = Identity(*observed.leader) if observed.leader else _find_leader(launch)
     members = {Identity(*key): Member(Identity(*key), title) for key, title in observed.members.items()}
-    supervisor.run_adopted(
-        leader, members, machine, "the supervisor before is gone", unrecorded=observed.leader is None
-    )
+    why = "the supervisor before is gone"
+    unrecorded = observed.leader is None
+    supervisor.run_adopted(leader, members, machine, why, unrecorded=unrecorded, group=observed.cgroup)
 
 
 def _find_leader(launch: Launch) -> Identity | None:

@@ -4,6 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
+from deploy.host.cgroups import pids_in
 from deploy.host.processes import Identity, Process, holders_of, snapshot, title, tree
 
 # What a process is for, by the title that vLLM gives it. This never decides whose a process is.
@@ -29,12 +30,14 @@ class Ledger:
         self.log = log
         self.leader: Identity | None = None
         self.members: dict[Identity, Member] = {}
+        self.group: str | None = None  # the engine's own cgroup
         self.parent_of_engine = True  # False after adoption: orphans do not come to us then
 
     def living(self) -> list[Process]:
         """The engine's living processes now."""
         processes = snapshot()
         known = set(self.members)
+        known.update(processes[pid].identity for pid in pids_in(self.group) if pid in processes)
         if not self.parent_of_engine:
             known.update(process.identity for process in holders_of(self.log))
         return tree(

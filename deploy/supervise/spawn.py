@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
 
+from deploy.host import cgroups
 from deploy.host.processes import Identity, identity_of
 from deploy.plan.launch_plan import LaunchPlan
 from deploy.plan.references import Unresolved, resolve
@@ -35,8 +36,8 @@ def resolved(text: str, env: Callable[[str], str | None] = os.environ.get) -> st
     return resolve(text, env=env, file=read_secret_file)
 
 
-def spawn(plan: LaunchPlan, log: str, folder: str) -> Spawned:
-    """Start the engine of `plan`, writing to `log`, with `folder` as its working directory.
+def spawn(plan: LaunchPlan, log: str, folder: str, group: str | None = None) -> Spawned:
+    """Start the engine of `plan`, writing to `log`, with `folder` as its working directory, in the cgroup `group`.
 
     Raises:
         CannotSpawn: a secret has no value, or the program cannot be started.
@@ -50,15 +51,16 @@ def spawn(plan: LaunchPlan, log: str, folder: str) -> Spawned:
     try:
         # Popen closes every other descriptor: a lock that leaked into the engine would outlive us with it.
         # Our handlers become default dispositions at exec, so a SIGINT that was ignored above us is not inherited.
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
+        with cgroups.inside(group):
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
     except (OSError, ValueError) as error:
         raise CannotSpawn(f"{argv[0]}: {getattr(error, 'strerror', None) or error}") from None
     finally:

@@ -15,6 +15,7 @@ from deploy.engine.diagnosis import diagnose
 from deploy.engine.http import Answer, request
 from deploy.engine.log import Line, LogReader, Sighting
 from deploy.errors import KdeployError
+from deploy.host import cgroups
 from deploy.host.listeners import held_sockets, listening_inodes, probe_host
 from deploy.host.processes import (
     Identity,
@@ -27,6 +28,7 @@ from deploy.host.processes import (
     work_of,
 )
 from deploy.host.shm import mapped_by, remove_unmapped
+from deploy.host.sockets import bound_by, remove_unbound
 from deploy.lifecycle.machine import Input, Limits, Machine, Step, next_deadline, start, step
 from deploy.lifecycle.states import FAILED, READY, SERVING, STARTING, STOPPING
 from deploy.plan.launch_plan import LaunchPlan
@@ -108,6 +110,7 @@ class Supervisor:
         self.quiet_readings = self.blind_readings = 0
         self.work: tuple[float, int, float] | None = None
         self.shm: set[str] = set()
+        self.sockets: set[str] = set()
         self.rank_lost: tuple[float, Member] | None = None
         self.pidfds: dict[Identity, int] = {}
         self.leader_status: int | None = None
@@ -132,16 +135,18 @@ class Supervisor:
                 "url": self.plan.url,
             },
         )
-        self._record("spawning", {"argv0": self.plan.argv[0]})
+        self.ledger.group = cgroups.make(f"kdeploy-{self.launch.deployment}-{self.launch.id}-{os.getpid()}")
+        self._record("spawning", {"argv0": self.plan.argv[0], "cgroup": self.ledger.group})
         if self.journal.pending:
             # an engine that nobody could find again must not be started
+            cgroups.remove(self.ledger.group)
             self.tell_parent(f"cannot write {self.launch.events}")
             self.finished = True
             return
         self.tell_parent("ok")
         self._tell_manager()
         try:
-            engine = spawn(self.plan, self.launch.log, self.launch.folder)
+            engine = spawn(self.plan, self.launch.log, self.launch.folder, self.ledger.group)
         except CannotSpawn as error:
             diagnosis = {
                 "cause": "cannot-spawn",
@@ -167,13 +172,15 @@ class Supervisor:
         why: str,
         *,
         unrecorded: bool = False,
+        group: str | None = None,
     ) -> None:
         """Take over an engine whose supervisor is gone, and stay until the deployment is over.
 
-        `unrecorded`: the journal does not name `leader` yet.
+        `unrecorded`: the journal does not name `leader` yet. `group`: the engine's cgroup.
         """
         self.machine = machine
         self.ledger.parent_of_engine = False
+        self.ledger.group = group
         self.ledger.members = dict(members)
         self._record(
             "adopted",
@@ -343,6 +350,7 @@ class Supervisor:
         self.due.pop("counters", None)
         self.rank_lost = None
         self._look_at_members()
+        self._note_sockets()
         self.due["gone"] = time.monotonic()
 
     def _signal_leader(self, name: str) -> None:
@@ -361,6 +369,8 @@ class Supervisor:
         self._record("signal", {"signal": name, "pids": [process.pid for process in living]})
         send_all([process.identity for process in living], signal.Signals[name])
         send_all([process.identity for process in living if process.state in "Tt"], signal.SIGCONT)
+        if name == "SIGKILL":
+            cgroups.kill(self.ledger.group)
 
     def _survivors(self) -> list[str]:
         return [f"pid {p.pid} state {p.state} {title(p.pid)[:60]}" for p in self.ledger.living()]
@@ -379,6 +389,10 @@ class Supervisor:
         removed = remove_unmapped(self.shm)
         if removed:
             data["shared_memory_removed"] = removed
+        sockets = remove_unbound(self.sockets)
+        if sockets:
+            data["sockets_removed"] = sockets
+        cgroups.remove(self.ledger.group)
         self._forget_pidfds()
         self._input("tree_gone", data)
 
@@ -505,6 +519,10 @@ class Supervisor:
             self._look_for_work()
         self._again("members", MEMBERS_POLL_S if self.machine.state == STARTING else MEMBERS_POLL_READY_S)
 
+    def _note_sockets(self) -> None:
+        """A vLLM that is ended leaves its socket files behind; whose they are is known only while it lives."""
+        self.sockets |= bound_by(identity.pid for identity in self.ledger.members)
+
     def _look_for_work(self) -> None:
         """Bytes read or processor time spent are progress too: vLLM may be silent for long and yet move."""
         now = time.monotonic()
@@ -541,6 +559,7 @@ class Supervisor:
         for sighting in sightings:
             if sighting.kind == "phase":
                 self._input("phase_seen", sighting.data)
+                self._note_sockets()  # some live only while it starts
             elif sighting.kind == "trouble":
                 # the first lines hold the root of a failed start, the last ones that of a death weeks later
                 if len(self.trouble) >= 2 * TROUBLE_KEPT:
@@ -634,6 +653,7 @@ class Supervisor:
         elif verdict == "passed":
             self._read_log(to_end=False)
             self._look_at_members()
+            self._note_sockets()
             seen: dict[str, Any] = {"url": self.plan.url, "model": self.plan.served_names[0]}
             if self.gate.answers:
                 seen["canary"] = self.gate.answers

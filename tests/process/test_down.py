@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.box import FAKE_VLLM, Box, alive, free_port, wait_until
+from tests.box import FAKE_VLLM, LIMIT_S, Box, alive, free_port, wait_until
 
 
 def _no_kill(box: Box, name: str = "tiny") -> bool:
@@ -142,6 +143,56 @@ def test_shared_memory_of_a_killed_engine_is_removed(box: Box) -> None:
     box.await_state("failed")
     box.await_released()
     assert not [path for path in box.shm if os.path.exists(path)]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_socket_files_of_the_engine_are_removed(box: Box, killed: bool) -> None:
+    box.up("tiny", "sockets=1")
+    held = {
+        int(link[8:-1])
+        for link in (os.readlink(path) for path in Path(f"/proc/{box.api()}/fd").iterdir())
+        if link.startswith("socket:[")
+    }
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    paths = [Path(fields[7]) for fields in lines if len(fields) == 8 and int(fields[6]) in held]
+    assert len(paths) == 3
+    if killed:
+        os.kill(box.api(), signal.SIGKILL)
+        box.await_state("failed")
+        box.await_released()
+    box.down("tiny")
+    assert not [path for path in paths if path.exists()]
+
+
+def _group(box: Box) -> Path:
+    """The engine's own cgroup, where this machine allows one."""
+    folder = box.await_event("spawning")["cgroup"]
+    if folder is None:
+        pytest.skip("no cgroup v2 here that we may write to")
+    return Path(folder)
+
+
+def test_the_engine_lives_in_a_cgroup_of_its_own(box: Box) -> None:
+    box.up("tiny", "stray=setsid")
+    group = _group(box)
+    inside = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+    assert inside >= {process.pid for process in box.engine()}
+    assert box.supervisor() not in inside
+    box.down("tiny")
+    assert not group.exists()
+
+
+def test_a_stray_that_nobody_recorded_is_found_by_the_cgroup_after_an_adoption(box: Box) -> None:
+    """In a session of its own, writing elsewhere, started after its supervisor died: only the cgroup knows it."""
+    box.up()
+    group = _group(box)
+    os.kill(box.supervisor(), signal.SIGKILL)
+    box.await_released()
+    stray = subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL)
+    (group / "cgroup.procs").write_text(str(stray.pid))
+    box.down("tiny", "--force")
+    assert stray.wait(timeout=LIMIT_S) == -signal.SIGTERM
+    assert not group.exists()
 
 
 def test_sigstopped_engine(box: Box) -> None:
