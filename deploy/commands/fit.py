@@ -12,7 +12,7 @@ from deploy.host.gpus import GpuState, NoGpus, inventory
 from deploy.plan.fit import Fit
 from deploy.plan.fit_inputs import check_shapes, fit_of, known_model
 from deploy.plan.gather import Wish, resolve
-from deploy.plan.placement import choose
+from deploy.plan.placement import Needs, choose
 from deploy.profile.catalogue import Resolved, standard
 
 
@@ -79,7 +79,7 @@ def _memory_gib(resolved: Resolved, named: str | None, notes: list[str]) -> floa
             raise error.as_error() from None
         return None
     if named is not None:
-        indices = {gpu.index for gpu in choose(present, profile.gpus, named, {}, None, must_be_free=False)}
+        indices = {gpu.index for gpu in choose(present, profile.gpus, named, {}, Needs(), must_be_free=False)}
         present = [gpu for gpu in present if gpu.number in indices]
     return _smallest(present, notes)
 

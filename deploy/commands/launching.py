@@ -1,33 +1,44 @@
 """What `up` and `restart` check and take before a supervisor is started."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from deploy.errors import environment, usage
-from deploy.host.gpus import NoGpus, inventory
+from deploy.console import output
+from deploy.errors import REFUSED, KdeployError, environment, usage
+from deploy.homes import lease_dir
+from deploy.host.gpus import Inventory, NoGpus, read_machine
+from deploy.host.sysroot import sysroot
+from deploy.host.topology import levels_between, read_place
 from deploy.lifecycle.states import FAILED
 from deploy.plan.fit_inputs import known_model, refuse_bad_shape, refuse_unfit
 from deploy.plan.gather import Wish, plan_for_launch, refuse_taken_port
 from deploy.plan.launch_plan import Gpu, LaunchPlan
-from deploy.plan.placement import choose
+from deploy.plan.placement import Needs, choose, explain, free_ones
 from deploy.plan.references import Unresolved
 from deploy.profile.catalogue import Resolved
+from deploy.profile.schema import Profile
 from deploy.store import leases
 from deploy.store.deployments import observe, observe_all
+from deploy.store.gpu_holders import our_processes
 from deploy.store.launches import check_name
 from deploy.supervise.client import take_lock, wait_for_lock
 from deploy.supervise.spawn import resolved as with_secrets
 
 SWEEP_LIMIT_S = 20.0
+# The kernel gives a dead process's memory back late: more than 30 s were reported for one with tens of GiB.
+MEMORY_LIMIT_S = 60.0
+MEMORY_POLL_S = 0.5
 
 
 class Choice(NamedTuple):
-    """The GPUs of a launch (None for a CPU engine), and the memory of the smallest of them in GiB."""
+    """The GPUs of a launch (None for a CPU engine), the memory of the smallest of them in GiB, and why these."""
 
     gpus: list[Gpu] | None
     memory_gib: float | None
+    why: str | None = None
 
 
 class Prepared(NamedTuple):
@@ -50,7 +61,7 @@ def prepare(resolved: Resolved, wish: Wish, gpus: str | None, take: Callable[[st
     deployment = check_name(wish.name or resolved.name)
     fds = [take(deployment)]
     try:
-        choice = choose_gpus(resolved.profile.gpus, gpus, resolved.profile.serve.gpu_memory_utilization)
+        choice = choose_gpus(resolved.profile.gpus, gpus, needs_of(resolved.profile))
         fds += leases.take([gpu.uuid for gpu in choice.gpus or []], deployment) if choice.gpus else []
         return Prepared(checked_plan(resolved, wish, choice), fds[0], fds[1:])
     except BaseException:
@@ -67,27 +78,70 @@ def checked_plan(resolved: Resolved, wish: Wish, choice: Choice) -> LaunchPlan:
     notes += refuse_unfit(resolved, version, choice.memory_gib, model)
     free_ports(plan)
     refuse_missing_secrets(plan)
-    return replace(plan, notes=[*plan.notes, *notes])
+    notes += [f"placement: {choice.why}"] if choice.why else []
+    # whoever adopts or restarts it must find the leases where they were taken
+    return replace(plan, notes=[*plan.notes, *notes], lease_dir=lease_dir() if plan.gpus else "")
 
 
-def choose_gpus(wanted: int, named: str | None, utilization: float | None) -> Choice:
-    """Free GPUs for a launch; takes nothing."""
+def needs_of(profile: Profile) -> Needs:
+    """What a profile asks of each GPU."""
+    return Needs(profile.serve.gpu_memory_utilization, profile.hardware.capability, profile.hardware.memory_gib)
+
+
+def choose_gpus(wanted: int, named: str | None, needs: Needs, lease_folder: str | None = None) -> Choice:
+    """Free GPUs for a launch; takes nothing. Memory of our own ended processes is waited for, not other people's."""
     if wanted == 0:
         if named is not None:
             raise usage("--gpus for a profile with hardware.gpus: 0", fix=["leave --gpus out"])
         return Choice(None, None)
-    try:
-        present = inventory()
-    except NoGpus as error:
-        raise error.as_error() from None
-    leased = {
-        gpu.uuid: str(holder.get("deployment", "?"))
-        for gpu in present
-        if (holder := leases.holder_of(gpu.uuid)) is not None
-    }
-    gpus = choose(present, wanted, named, leased, utilization)
+    deadline = time.monotonic() + MEMORY_LIMIT_S
+    told = False
+    while True:
+        try:
+            machine = read_machine()
+        except NoGpus as error:
+            raise error.as_error() from None
+        try:
+            return _choice(machine, wanted, named, needs, lease_folder)
+        except KdeployError as error:
+            falling = _falling(machine) if error.code == REFUSED else []
+            if not falling or time.monotonic() >= deadline:
+                raise
+        if not told:
+            told = True
+            output.say(f"waiting for memory that comes back late: {'; '.join(falling)}")
+        time.sleep(MEMORY_POLL_S)
+
+
+def _choice(machine: Inventory, wanted: int, named: str | None, needs: Needs, folder: str | None) -> Choice:
+    present = machine.gpus
+    leased = {gpu.uuid: _holder(found) for gpu in present if (found := leases.holder_of(gpu.uuid, folder)) is not None}
+    files = sysroot()
+    places = {gpu.number: read_place(gpu.pci, files) for gpu in present if gpu.pci}
+    whole = len(places) == len(present)
+    pairs = levels_between(places, {pair: level for pair, (level, _) in machine.pairs.items()}) if whole else None
+    gpus = choose(present, wanted, named, leased, needs, pairs=pairs)
     sizes = [gpu.total_mib for gpu in present if gpu.uuid in {chosen.uuid for chosen in gpus} and gpu.total_mib]
-    return Choice(gpus, min(sizes) / 1024 if sizes else None)
+    why = None
+    if named is None and pairs is not None and wanted < len(present):
+        why = explain(gpus, free_ones(present, leased, needs), pairs)
+    return Choice(gpus, min(sizes) / 1024 if sizes else None, why)
+
+
+def _holder(lease: dict[str, object]) -> str:
+    user = lease.get("user")
+    return f"{lease.get('deployment', '?')}" + (f" of {user}" if user else "") + f" since {lease.get('since', '?')}"
+
+
+def _falling(machine: Inventory) -> list[str]:
+    """Memory that is still charged to processes of ours that have ended."""
+    ended = {key for key, ours in our_processes(observe_all()).items() if not ours.alive}
+    return [
+        f"GPU {gpu.number} {entry['mib']} MiB of pid {entry['pid']}, which has ended"
+        for gpu in machine.gpus
+        for entry in gpu.processes or []
+        if (gpu.uuid, entry["pid"]) in ended
+    ]
 
 
 def free_ports(plan: LaunchPlan) -> None:

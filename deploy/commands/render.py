@@ -11,7 +11,7 @@ from deploy.console import output
 from deploy.console.manifests import Invocation, compose_file, kubernetes_manifest, slurm_job, systemd_unit
 from deploy.console.shell_script import shell_script
 from deploy.plan.gather import Wish, plan_for_show, resolve
-from deploy.plan.placement import choose
+from deploy.plan.placement import Needs, choose
 from deploy.profile.catalogue import standard
 
 FORMATS = ("shell", "argv", "env", "json", "systemd", "compose", "k8s", "slurm")
@@ -47,7 +47,7 @@ def command(
             present = inventory()
         except NoGpus as error:
             raise error.as_error() from None
-        chosen = choose(present, resolved.profile.gpus, gpus, {}, None, must_be_free=False)
+        chosen = choose(present, resolved.profile.gpus, gpus, {}, Needs(), must_be_free=False)
     plan = plan_for_show(resolved, wish, chosen)
     if as_json or form == "json":
         output.document(plan.to_json())

@@ -14,6 +14,7 @@ from deploy.errors import KdeployError, environment
 from deploy.lifecycle.fold import Observed
 from deploy.lifecycle.states import READY
 from deploy.plan.launch_plan import LaunchPlan, loads
+from deploy.plan.placement import Needs
 from deploy.store import leases
 from deploy.store.deployments import Deployment
 from deploy.store.launches import Launch
@@ -76,8 +77,8 @@ def _launched(plan: LaunchPlan) -> Launch:
     try:
         if plan.gpus:
             named = ",".join(gpu.uuid for gpu in plan.gpus)
-            choose_gpus(len(plan.gpus), named, plan.gpu_memory_utilization)
-            fds += leases.take([gpu.uuid for gpu in plan.gpus], plan.name)
+            choose_gpus(len(plan.gpus), named, Needs(plan.gpu_memory_utilization), plan.lease_dir or None)
+            fds += leases.take([gpu.uuid for gpu in plan.gpus], plan.name, plan.lease_dir or None)
         free_ports(plan)
         refuse_missing_secrets(plan)
     except (KdeployError, KeyboardInterrupt):

@@ -8,7 +8,7 @@ from deploy import errors
 from deploy.commands import options
 from deploy.commands.choosing import supervised
 from deploy.commands.following import TimedOut, follow, let_go, outcome, settled
-from deploy.commands.launching import checked_plan, choose_gpus, prepare, take_or_wait
+from deploy.commands.launching import checked_plan, choose_gpus, needs_of, prepare, take_or_wait
 from deploy.console import output
 from deploy.lifecycle.states import FAILED, READY
 from deploy.plan.gather import Wish, resolve
@@ -48,7 +48,7 @@ def command(
     resolved = resolve(standard([*ctx.obj["profiles"], *profiles]), wish)
     deployment = check_name(name or resolved.name)
     if dry_run:
-        choice = choose_gpus(resolved.profile.gpus, gpus, resolved.profile.serve.gpu_memory_utilization)
+        choice = choose_gpus(resolved.profile.gpus, gpus, needs_of(resolved.profile))
         output.document(checked_plan(resolved, wish, choice).to_json())
         return errors.OK
     if _is_ready(deployment):

@@ -47,6 +47,7 @@ class LaunchPlan:
     canary: dict[str, Any]
     gpus: list[Gpu] = field(default_factory=list)
     gpus_wanted: int = 0
+    lease_dir: str = ""
     gpu_memory_utilization: float | None = None
     shards: list[Shard] = field(default_factory=list)
     passed_through: list[str] = field(default_factory=list)

@@ -201,7 +201,8 @@ class Supervisor:
             self.ledger.leader = leader
             self._gone_unseen(why)
         else:
-            self.leases = take_over([gpu.uuid for gpu in self.plan.gpus], self.launch.deployment, leader)
+            uuids = [gpu.uuid for gpu in self.plan.gpus]
+            self.leases = take_over(uuids, self.launch.deployment, leader, self.plan.lease_dir or None)
             self._watch_leader(leader)
         self.tell_parent("ok")  # now, not before: whoever asked reads the journal next
         self._tell_manager()

@@ -2,14 +2,15 @@
  *
  *     cc -shared -fPIC -O1 -Wall -Wextra -o libnvidia-ml.so.1 nvml.c
  *
- * and put the folder on LD_LIBRARY_PATH. FAKE_NVML names the state file, read again at every call;
+ * and put the folder on LD_LIBRARY_PATH. FAKE_NVML names the state file, read again after 20 ms;
  * without it the box is 8x RTX PRO 6000 with nothing on them. A file that cannot be read is
  * "driver not loaded" (error 9). One fact a line, # starts a comment, later lines win:
  *
  *   gpus N                      N default GPUs (else 8, or as many as the gpu lines name)
  *   gpu INDEX key=value...      uuid name total_mib reserved_mib used_mib capability bus temp
  *                               power_w limit_w util mem_util gen max_gen width max_width
- *                               persistence numa minor ("_" in a name is a space). used_mib is
+ *                               persistence numa minor clock max_clock bar1_mib ecc
+ *                               ecc_errors replays ("_" in a name is a space). used_mib is
  *                               memory that no listed process explains.
  *   driver V | cuda N           580.95.05 and 13000
  *   proc GPU PID MIB            counts while that process lives (a zombie is dead)
@@ -30,6 +31,7 @@
  *                               handle persistence topo p2p count driver
  *   not_supported WHAT GPU|*    error 3
  *   no_permission WHAT GPU|*    error 4
+ *   mig GPU COUNT MIB           MIG is on, with COUNT slices of MIB each
  *   lost GPU                    error 15 from everything about that GPU but its handle
  *   hang WHAT [GPU]             never returns
  *   slow WHAT SECONDS           returns late
@@ -55,6 +57,7 @@ enum { MAX_GPUS = 32, MAX_PROCS = 256, MAX_RULES = 128, MAX_LINKS = 256 };
 typedef unsigned long long u64;
 typedef struct { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; } ProcessInfo;
 typedef struct { u64 total, free, used; } Memory;
+typedef struct { u64 total, free, used; } Bar1;
 typedef struct { unsigned version; u64 total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned version; unsigned sensor; int temperature; } TemperatureV1;
@@ -69,6 +72,8 @@ typedef struct {
     u64 total, reserved, used;
     int major, minor_cc, temp, power, limit, util, mem_util;
     int gen, max_gen, width, max_width, persistence, numa, minor;
+    int clock, max_clock, bar1, ecc, ecc_errors, replays;
+    int slices, slice_mib; /* MIG */
 } Gpu;
 typedef struct { int gpu; unsigned pid; u64 mib; int ghost; } Proc;
 typedef struct { char what[24]; int gpu, code; double delay; } Rule; /* gpu -1: all of them */
@@ -283,6 +288,10 @@ static void default_gpu(Gpu *g, int index)
     g->persistence = 1;
     g->numa = index / 4;
     g->minor = index;
+    g->clock = 180;
+    g->max_clock = 3090;
+    g->bar1 = 131072;
+    g->ecc = 1;
 }
 
 static void set_number(Gpu *g, const char *key, const char *value)
@@ -292,6 +301,8 @@ static void set_number(Gpu *g, const char *key, const char *value)
         {"util", &g->util},   {"mem_util", &g->mem_util}, {"gen", &g->gen},
         {"width", &g->width}, {"max_gen", &g->max_gen},   {"max_width", &g->max_width},
         {"numa", &g->numa},   {"minor", &g->minor},       {"persistence", &g->persistence},
+        {"clock", &g->clock}, {"max_clock", &g->max_clock}, {"bar1_mib", &g->bar1},
+        {"ecc", &g->ecc},     {"ecc_errors", &g->ecc_errors}, {"replays", &g->replays},
     };
     for (unsigned i = 0; i < sizeof ints / sizeof *ints; i++)
         if (!strcmp(key, ints[i].key))
@@ -389,7 +400,12 @@ static void read_line(State *s, char *line, int *named, Charge *charges, Charge 
         s->count = atoi(rest) < MAX_GPUS ? atoi(rest) : MAX_GPUS;
     else if (!strcmp(key, "gpu"))
         read_gpu_line(s, rest, named);
-    else if (!strcmp(key, "driver"))
+    else if (!strcmp(key, "mig") && sscanf(rest, "%d %d %d", &a, &b, &value) == 3) {
+        if (a >= 0 && a < MAX_GPUS) {
+            s->gpu[a].slices = b;
+            s->gpu[a].slice_mib = value;
+        }
+    } else if (!strcmp(key, "driver"))
         sscanf(rest, "%63s", s->driver);
     else if (!strcmp(key, "cuda"))
         s->cuda = atoi(rest);
@@ -465,6 +481,24 @@ static int read_state(State *s)
 
 /* ------------------------------------------------------------------ what every call does first */
 
+/* One look at /proc serves the calls of the next 20 ms: an inventory makes hundreds of them. */
+static int current_state(State *s)
+{
+    static State kept;
+    static double kept_at;
+    static int kept_code;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double at = now.tv_sec + now.tv_nsec / 1e9;
+    if (!kept_at || at - kept_at > 0.02) {
+        kept_code = read_state(&kept);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        kept_at = now.tv_sec + now.tv_nsec / 1e9;
+    }
+    *s = kept;
+    return kept_code;
+}
+
 static void wait_seconds(double seconds)
 {
     struct timespec left = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
@@ -488,14 +522,15 @@ static int apply_rules(const State *s, const char *what, int gpu)
     return OK;
 }
 
-/* Handles are index + 1, so that NULL is never one. */
-static int index_of(void *handle) { return (int)(size_t)handle - 1; }
+/* Handles are index + 1, so that NULL is never one; those of MIG slices have the slice above that. */
+static int index_of(void *handle) { return (int)((size_t)handle % 1000) - 1; }
+static int slice_of(void *handle) { return (int)((size_t)handle / 1000) - 1; }
 
 static int enter(State *s, const char *what, int gpu)
 {
     if (!initialised)
         return UNINITIALIZED;
-    int code = read_state(s);
+    int code = current_state(s);
     if (code)
         return code;
     if (gpu < -1 || gpu >= s->count)
@@ -696,6 +731,12 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **out)
 
 int nvmlDeviceGetUUID(void *device, char *out, unsigned size)
 {
+    if (slice_of(device) >= 0) {
+        char text[96];
+        snprintf(text, sizeof text, "MIG-5fa4e000-0000-4000-8000-%06d%06d", index_of(device),
+                 slice_of(device));
+        return copy_text(text, out, size);
+    }
     DEVICE("uuid");
     return copy_text(g->uuid, out, size);
 }
@@ -727,9 +768,23 @@ int nvmlDeviceGetPciInfo_v3(void *device, PciInfo *out)
     return OK;
 }
 
+static int slice_memory(void *device, Memory *out)
+{
+    State s;
+    int code = enter(&s, "slice", index_of(device));
+    if (code)
+        return code;
+    out->total = (u64)s.gpu[index_of(device)].slice_mib << 20;
+    out->used = 64ull << 20;
+    out->free = out->total - out->used;
+    return OK;
+}
+
 /* v1 counts the reserved part as used, v2 apart, as the real calls do. */
 int nvmlDeviceGetMemoryInfo(void *device, Memory *out)
 {
+    if (slice_of(device) >= 0) /* readable where the whole GPU is not, as in containers */
+        return slice_memory(device, out);
     DEVICE("memory");
     out->total = g->total << 20;
     out->used = used_mib(&s, gpu) << 20;
@@ -806,7 +861,68 @@ int nvmlDeviceGetTemperatureV(void *device, TemperatureV1 *out)
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending)
 {
     DEVICE("mig");
-    *current = *pending = 0;
+    *current = *pending = g->slices > 0;
+    return OK;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *out)
+{
+    DEVICE("mig");
+    *out = 4;
+    return OK;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **out)
+{
+    DEVICE("mig");
+    if ((int)index >= g->slices)
+        return NOT_FOUND;
+    *out = (void *)(size_t)(gpu + 1 + 1000 * (index + 1));
+    return OK;
+}
+
+int nvmlDeviceGetBAR1MemoryInfo(void *device, Bar1 *out)
+{
+    DEVICE("bar1");
+    *out = (Bar1){(u64)g->bar1 << 20, (u64)(g->bar1 - 2) << 20, 2ull << 20};
+    return OK;
+}
+
+int nvmlDeviceGetEccMode(void *device, unsigned *current, unsigned *pending)
+{
+    DEVICE("ecc");
+    *current = *pending = g->ecc;
+    return OK;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, u64 *out)
+{
+    (void)type;
+    (void)counter;
+    DEVICE("ecc");
+    *out = g->ecc_errors;
+    return OK;
+}
+
+int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *out)
+{
+    DEVICE("clock");
+    *out = type == 2 ? 405 : (unsigned)g->clock; /* 2: memory */
+    return OK;
+}
+
+int nvmlDeviceGetMaxClockInfo(void *device, unsigned type, unsigned *out)
+{
+    DEVICE("clock");
+    *out = type == 2 ? 12481 : (unsigned)g->max_clock;
+    return OK;
+}
+
+int nvmlDeviceGetPowerManagementLimitConstraints(void *device, unsigned *low, unsigned *high)
+{
+    DEVICE("power");
+    *low = 300 * 1000;
+    *high = 600 * 1000;
     return OK;
 }
 
@@ -820,10 +936,10 @@ NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie", unsigned, g->gen)
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie", unsigned, g->max_gen)
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie", unsigned, g->width)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie", unsigned, g->max_width)
+NUMBER(nvmlDeviceGetPcieReplayCounter, "pcie", unsigned, g->replays)
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence", unsigned, g->persistence)
 NUMBER(nvmlDeviceGetNumaNodeId, "numa", int, g->numa)
 
-UNSUPPORTED(nvmlDeviceGetEccMode)
 UNSUPPORTED(nvmlDeviceGetFanSpeed)
 UNSUPPORTED(nvmlDeviceGetSerial)
 UNSUPPORTED(nvmlDeviceGetNvLinkState)

@@ -56,13 +56,36 @@ def gpus(box: Box, nvml_folder: Path) -> GpuBox:
 
 
 def test_inventory(gpus: GpuBox) -> None:
-    gpus.set(f"proc 3 {os.getpid()} 5000")
-    found = gpus.box.ok("gpus", "--json").json["gpus"]
+    """The whole of it on one sick machine: each fault is told at its GPU, and the other GPUs are told all the same."""
+    gpus.set(
+        "gpus 8",
+        f"proc 3 {os.getpid()} 5000",
+        "ghost 4 4000000 60000",
+        "gpu 5 gen=1 width=8 ecc_errors=2",
+        "not_supported memory 1",
+        "not_supported power *",
+        "no_permission memory 6",
+        "mig 6 2 24000",
+        "lost 7",
+        "p2p 0 4 1",
+    )
+    document = gpus.box.ok("gpus", "--json").json
+    found = document["gpus"]
+    assert (document["driver"], document["cuda"]) == ("580.95.05", "13.0")
     assert [gpu["index"] for gpu in found] == list(range(8))
-    assert found[0]["capability"] == "12.0"
-    assert found[0]["memory_total_mib"] == 97887
+    assert (found[0]["capability"], found[0]["memory_total_mib"], found[0]["bar1_total_mib"]) == ("12.0", 97887, 131072)
+    assert (found[1]["memory_used_mib"], found[1]["power_w"]) == (None, None)
     assert [(entry["pid"], entry["mib"]) for entry in found[3]["processes"]] == [(os.getpid(), 5000)]
-    assert "97887 MiB" in gpus.box.ok("gpus").stdout
+    assert found[4]["processes"][0]["visible"] is False
+    assert [part["memory_total_mib"] for part in found[6]["mig_devices"]] == [24000, 24000]
+    assert found[7]["problem"]["kind"] == "gpu-lost"
+    assert {(pair["a"], pair["b"]): pair["p2p"] for pair in document["pairs"]}[0, 4] == "chipset not supported"
+    assert [group["gpus"] for group in document["topology"]] == [[0, 1, 2, 3], [4, 5, 6]]
+    told = gpus.box.ok("gpus")
+    for words in ("not visible here", "x8 of x16!", "GPU is lost", "MIG is on: 2 slices", "n/a / n/a", "GPU 0 1 2 3"):
+        assert words in told.stdout, words
+    assert "see dmesg for Xid" in told.stderr
+    assert max(map(len, told.stdout.splitlines())) <= 120
 
 
 def test_status_shows_memory_and_down_gives_it_back(gpus: GpuBox) -> None:
@@ -122,8 +145,13 @@ def test_a_second_deployment_gets_other_gpus_or_is_refused(gpus: GpuBox) -> None
     refused = gpus.up("two", "--gpus", "1,2")
     assert refused.rc == 4
     assert "leased by one" in refused.stderr
-    assert gpus.up("two").rc == 0
+    second = gpus.up("two")
+    assert second.rc == 0
     assert gpus.visible() == "2,3"
+    assert "GPU 2, 3, the nearest that are free" in second.stderr
+    shown = gpus.box.ok("gpus").stdout
+    assert "one: pid" in shown
+    assert "two: pid" in shown
     full = gpus.up("three")
     assert full.rc == 4
     assert "leased by one" in full.stderr
@@ -154,8 +182,13 @@ def test_adoption_takes_the_leases_again(gpus: GpuBox) -> None:
     gpus.up("one")
     os.kill(gpus.box.supervisor("one"), signal.SIGKILL)
     gpus.box.await_released("one")
-    gpus.box.ok("ps")
+    # whoever adopts may have another folder for leases; these are still where they were taken
+    gpus.box.ok("ps", env={"KDEPLOY_LEASE_DIR": str(gpus.box.root / "elsewhere")})
+    assert not (gpus.box.root / "elsewhere").exists()
     assert gpus.leases() == {0: "one", 1: "one"}
+    holder = json.loads(next((gpus.box.root / "leases").glob("*.lease")).read_text())
+    assert holder["pid"] == gpus.box.supervisor("one")
+    assert {"user", "ticks", "since", "engine", "deployment"} <= set(holder)
     gpus.box.down("one")
     assert gpus.leases() == {}
 
@@ -181,10 +214,41 @@ def test_memory_of_a_process_that_is_not_visible(gpus: GpuBox) -> None:
     assert "no visible process" in refused.stderr
 
 
-def test_too_few_gpus(gpus: GpuBox) -> None:
+def test_too_few_gpus_or_others_than_the_profile_wants(gpus: GpuBox) -> None:
     gpus.set("gpus 1")
-    gpus.profile()
+    gpus.profile(keys={"hardware.capability": "12.0", "hardware.memory_gib": 95})
     assert gpus.up("tiny").rc == 6
+    gpus.set("gpus 2", "gpu 0 capability=8.9", "gpu 1 capability=8.9")
+    other = gpus.up("tiny")
+    assert other.rc == 6
+    assert "capability 8.9; the profile was made for 12.0" in other.stderr
+    gpus.set("gpus 2", "gpu 0 total_mib=49140", "gpu 1 total_mib=49140")
+    assert gpus.up("tiny").rc == 5
+
+
+def test_a_lease_folder_that_nobody_can_write(gpus: GpuBox) -> None:
+    gpus.profile()
+    (gpus.box.root / "file").write_text("")
+    gpus.box.env["KDEPLOY_LEASE_DIR"] = str(gpus.box.root / "file" / "leases")
+    result = gpus.up("tiny")
+    assert result.rc == 6
+    assert "export KDEPLOY_LEASE_DIR" in result.stderr
+
+
+def test_memory_that_comes_back_late_is_waited_for(gpus: GpuBox) -> None:
+    """The kernel gives a dead process's memory back late; a start right after a death waits for that, and says so."""
+    gpus.set("gpus 2", "charge_holders 60000", "release_after_s 4")
+    gpus.profile(keys={"stop.kill_s": 0.2})
+    assert gpus.up("tiny").rc == 0
+    gpus.box.ok("gpus")  # the fake sees what is charged only when it is asked
+    pids = gpus.box.workers()
+    gpus.box.run("down", "tiny", "--force")
+    result = gpus.up("tiny")
+    assert result.rc == 0, result
+    assert "waiting for memory that comes back late: GPU" in result.stderr
+    assert f"pid {pids[0]}, which has ended" in result.stderr
+    gpus.set("gpus 2", "charge_holders 1000")
+    gpus.box.down("tiny")
 
 
 def test_without_nvml(gpus: GpuBox) -> None:
@@ -195,13 +259,23 @@ def test_without_nvml(gpus: GpuBox) -> None:
     for result in (gpus.box.run("gpus"), gpus.up("tiny")):
         assert result.rc == 6
         assert "driver is not installed" in result.stderr
+    assert gpus.box.ok("ps").stdout == ""
 
 
-def test_driver_and_library_differ(gpus: GpuBox) -> None:
-    gpus.set("init_error 18")
-    result = gpus.box.run("gpus")
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("init_error 18", "reload it or reboot"),
+        ("init_error 9", "modprobe nvidia"),
+        ("error count * 15", "fallen off the bus"),
+        ("hang memory 2", "no answer within 1 s while reading GPU 2"),
+    ],
+)
+def test_a_driver_that_fails(gpus: GpuBox, line: str, words: str) -> None:
+    gpus.set(line)
+    result = gpus.box.run("gpus", env={"KDEPLOY_NVML_DEADLINE_S": "1"})
     assert result.rc == 6
-    assert "reload it or reboot" in result.stderr
+    assert words in result.stderr
 
 
 def test_down_and_status_with_nvml_dead(gpus: GpuBox) -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from deploy.errors import ENVIRONMENT, REFUSED, USAGE, KdeployError
+from deploy.errors import ENVIRONMENT, REFUSED, USAGE, WILL_NOT_FIT, KdeployError
 from deploy.host.gpus import GpuState
-from deploy.plan.placement import choose
+from deploy.plan.placement import Needs, choose, explain, free_ones
 
 TOTAL = 97_887
 
@@ -24,7 +24,8 @@ BOX = [gpu(number) for number in range(4)]
 def chosen(named: str | None = None, wanted: int = 2, inventory: list[GpuState] = BOX, **more: Any) -> list[int]:
     """The numbers of the GPUs that are chosen."""
     leased = more.pop("leased", {})
-    return [found.index for found in choose(inventory, wanted, named, leased, more.pop("utilization", 0.93), **more)]
+    needs = more.pop("needs", Needs(0.93))
+    return [found.index for found in choose(inventory, wanted, named, leased, needs, **more)]
 
 
 def refusal(code: int, *args: Any, **more: Any) -> KdeployError:
@@ -47,7 +48,7 @@ def test_leased_and_filled_ones_are_passed_over() -> None:
 
 
 def test_the_uuid_comes_with_the_index() -> None:
-    (found,) = choose(BOX, 1, "2", {}, None)
+    (found,) = choose(BOX, 1, "2", {}, Needs())
     assert (found.index, found.uuid) == (2, BOX[2].uuid)
 
 
@@ -79,7 +80,7 @@ def test_named_ones_in_the_order_that_was_written(named: str, expected: list[int
         ("٣,1", "no GPU '٣'"),
         ("9" * 6000, "no GPU"),
         ("GPU-zz,0", "no GPU 'GPU-zz'"),
-        ("MIG-1,0", "no GPU 'MIG-1'"),
+        ("MIG-1,0", "'MIG-1' is a MIG slice"),
         ("GPU-a,1", "begins the UUID of 2 GPUs"),
         ("GPU-,1", "begins the UUID of 4 GPUs"),
         ("0,0", "named twice"),
@@ -130,8 +131,8 @@ def test_every_obstacle_is_told_at_once() -> None:
 
 def test_the_share_that_vllm_asks_for_decides() -> None:
     inventory = [gpu(0, used=TOTAL // 2)]
-    assert chosen(wanted=1, inventory=inventory, utilization=0.4) == [0]
-    assert refusal(REFUSED, wanted=1, inventory=inventory, utilization=None)
+    assert chosen(wanted=1, inventory=inventory, needs=Needs(0.4)) == [0]
+    assert refusal(REFUSED, wanted=1, inventory=inventory, needs=Needs())
 
 
 def test_a_driver_that_does_not_tell_is_no_obstacle() -> None:
@@ -142,3 +143,53 @@ def test_only_looking_refuses_nothing_that_is_merely_held() -> None:
     leased = {card.uuid: "x" for card in BOX}
     assert chosen("3,2", leased=leased, must_be_free=False) == [3, 2]
     assert chosen(leased=leased, must_be_free=False, wanted=4) == [0, 1, 2, 3]
+
+
+# two switches of two GPUs
+PAIRS = {(a, b): "PIX" if a // 2 == b // 2 else "NODE" for b in range(4) for a in range(b)}
+
+
+def test_the_free_set_is_chosen_by_topology_and_explained() -> None:
+    leased = {BOX[0].uuid: "other"}
+    assert chosen(leased=leased) == [1, 2]  # without a topology the first ones
+    assert chosen(leased=leased, pairs=PAIRS) == [2, 3]
+    found = choose(BOX, 2, None, leased, Needs(0.93), pairs=PAIRS)
+    text = explain(found, free_ones(BOX, leased, Needs(0.93)), PAIRS)
+    assert text == "GPU 2, 3, the nearest that are free: on one PCIe switch (PIX); GPU 1 left free"
+
+
+@pytest.mark.parametrize("word", ["c1:00", "c1:00.0", "0000:c1:00.0", "00000000:C1:00.0", "0:C1:00"])
+def test_pci_addresses(word: str) -> None:
+    inventory = [gpu(0)._replace(pci="00000000:01:00.0"), gpu(1)._replace(pci="00000000:c1:00.0")]
+    assert chosen(word, wanted=1, inventory=inventory) == [1]
+    with pytest.raises(KdeployError) as caught:
+        chosen(f"1,{word}", inventory=inventory)
+    assert "GPU 1 is named twice" in caught.value.what
+
+
+def test_gpus_of_another_kind_are_told_apart() -> None:
+    wrong = [gpu(0)._replace(capability="8.6"), *BOX[1:]]
+    needs = Needs(0.93, "12.0", 95)
+    assert chosen(inventory=wrong, needs=needs) == [1, 2]
+    error = refusal(ENVIRONMENT, "0,1", inventory=wrong, needs=needs)
+    assert "capability 8.6; the profile was made for 12.0" in error.evidence[0]
+    assert "hardware.capability=8.6" in error.fix[-1]
+    assert refusal(ENVIRONMENT, wanted=4, inventory=wrong, needs=needs)
+    small = [card._replace(total_mib=49_140) for card in BOX]
+    error = refusal(WILL_NOT_FIT, inventory=small, needs=needs)
+    assert len(error.evidence) == 4
+    assert "48.0 GiB of memory; the profile wants 95" in error.evidence[0]
+
+
+def test_lost_ones_and_sliced_ones_are_never_chosen() -> None:
+    lost = gpu(0)._replace(problem={"kind": "gpu-lost", "text": "GPU is lost"})
+    inventory = [lost, gpu(1)._replace(mig=True), gpu(2), gpu(3)]
+    assert chosen(inventory=inventory) == [2, 3]
+    error = refusal(ENVIRONMENT, "0,1", inventory=inventory)
+    assert ["GPU is lost" in error.evidence[0], "MIG is on" in error.evidence[1]] == [True, True]
+
+
+def test_without_memory_figures_processes_decide() -> None:
+    unified = gpu(0, used=None, processes=[{"pid": 4711, "mib": None}])
+    error = refusal(REFUSED, wanted=1, inventory=[unified])
+    assert error.evidence == ("GPU 0: its memory is not told, and it is in use by pid 4711",)
