@@ -108,11 +108,20 @@ def _ended(deployment: Deployment, timeout: float | None, *, force: bool) -> int
     fresh = observe(name)
     assert fresh is not None
     if fresh.state == STOPPED:
-        output.say(f"{name} is down: every process ended")
+        output.say(f"{name} is down: every process ended{_memory_words(fresh.observed)}")
         return errors.OK
     if _incomplete(fresh.observed):
         return tell_failure(fresh)
     return _already_ended(fresh)
+
+
+def _memory_words(observed: Observed) -> str:
+    if not observed.gpu_memory:
+        return ""
+    count = len(observed.gpu_memory)
+    if observed.memory_unproven:
+        return "; GPU memory was not proven to be back"
+    return f", and its memory on {count} GPU{'' if count == 1 else 's'} is back"
 
 
 def _incomplete(observed: Observed) -> bool:

@@ -93,7 +93,26 @@ def _stop(data: dict[str, Any], observed: Observed) -> str:
 def _tree_gone(data: dict[str, Any], observed: Observed) -> str:
     removed = data.get("shared_memory_removed", ())
     extra = f", {len(removed)} shared memory files removed" if removed else ""
-    return f"every process of the engine is gone{extra}"
+    return f"every process of the engine is gone{extra}{_memory_back(data)}"
+
+
+def _memory_back(data: dict[str, Any]) -> str:
+    """Each GPU's memory before and after, a line each."""
+    if data.get("memory_unproven"):
+        told = f"\n         GPU memory is not proven to be back: {data['memory_unproven']}"
+    else:
+        told = "\n         GPU memory is back" if data.get("gpu_memory") else ""
+    rows = [
+        f"\n         GPU {gpu['index']}  {mib(gpu['before_mib'])} -> {mib(gpu['after_mib'])}"
+        f", ours {mib(gpu['ours_before_mib'])} -> {mib(gpu['ours_after_mib'])}"
+        for gpu in data.get("gpu_memory", ())
+    ]
+    return told + "".join(rows)
+
+
+def mib(value: int | None) -> str:
+    """MiB for people."""
+    return "n/a" if value is None else f"{value} MiB"
 
 
 _EVENT_WORDS: dict[str, Words] = {

@@ -134,10 +134,7 @@ class Reading:
         """End the helper, without waiting for it."""
         assert self.process.stdout is not None
         self.process.stdout.close()
-        if self.over:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
-        else:
+        if not self.over:
             self.process.kill()
         self.process.poll()
         self.process.returncode = self.process.returncode or 0  # whether or not the kernel lets go of it

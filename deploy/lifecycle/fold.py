@@ -36,6 +36,8 @@ class Observed:
     diagnosis: dict[str, Any] | None = None
     retry: dict[str, Any] | None = None
     incomplete: bool = False
+    gpu_memory: list[dict[str, Any]] = field(default_factory=list)  # before and after the end, for each GPU
+    memory_unproven: str | None = None
     restarting: bool = False  # the stop that was asked for is the first half of a restart
     over: bool = False
     last_at: str | None = None
@@ -150,7 +152,13 @@ def _failed(observed: Observed, at: str, data: dict[str, Any]) -> None:
 
 def _incomplete(observed: Observed, at: str, data: dict[str, Any]) -> None:
     _failed(observed, at, data)
+    _memory(observed, at, data)
     observed.incomplete = True
+
+
+def _memory(observed: Observed, at: str, data: dict[str, Any]) -> None:
+    observed.gpu_memory = data.get("gpu_memory", observed.gpu_memory)
+    observed.memory_unproven = data.get("memory_unproven", observed.memory_unproven)
 
 
 def _retry(observed: Observed, at: str, data: dict[str, Any]) -> None:
@@ -169,6 +177,7 @@ def _stop_asked(observed: Observed, at: str, data: dict[str, Any]) -> None:
 
 
 def _stopped(observed: Observed, at: str, data: dict[str, Any]) -> None:
+    _memory(observed, at, data)
     observed.over = True
     observed.ended_at = at
     observed.phase = None
@@ -195,6 +204,7 @@ _HANDLERS = {
     "gave-up": _gave_up,
     "stop-asked": _stop_asked,
     "stopped": _stopped,
+    "tree-gone": _memory,
 }
 
 FINAL = (FAILED, STOPPED)

@@ -330,7 +330,23 @@ def _stopped(m: Machine, event: Input) -> Record:
     return Record("stopped", {"state": STOPPED, **event.data})
 
 
+def _memory_held(m: Machine, event: Input) -> Step:
+    """Every process is gone, and the driver still charges memory to them. Nothing is started on top of that."""
+    held = event.data["memory_held"]
+    diagnosis = {
+        "cause": "teardown-incomplete",
+        "summary": "every process has ended, and GPU memory of theirs did not come back",
+        "evidence": [{"line": 0, "text": str(entry)} for entry in held],
+        "fix": ["kdeploy down once more looks again; if it stays, reset the GPU (nvidia-smi -r) or reboot"],
+        "retryable": False,
+    }
+    record = Record("teardown-incomplete", {**event.data, "state": FAILED, "diagnosis": diagnosis})
+    return Step(replace(m, state=FAILED, ending="done", diagnosis=diagnosis), (record,), (Action("finish", {}),))
+
+
 def _tree_gone_stopping(m: Machine, event: Input, limits: Limits) -> Step:
+    if event.data.get("memory_held"):
+        return _memory_held(m, event)
     m = replace(m, state=STOPPED, ending="done", phase=None)
     if m.restart_wanted:
         return Step(_again(m, event), (_stopped(m, event),), (Action("relaunch", {}),))
@@ -341,6 +357,8 @@ def _tree_gone_failed(m: Machine, event: Input, limits: Limits) -> Step:
     """Everything of a failed launch is gone: restart by policy, or come to the end."""
     if m.ending in (None, "done"):
         return Step(m)
+    if event.data.get("memory_held"):
+        return _memory_held(m, event)
     m = replace(m, ending="done", phase=None)
     gone = Record("tree-gone", event.data)
     if m.stop_wanted:

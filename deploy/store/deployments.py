@@ -166,6 +166,8 @@ def to_json(deployment: Deployment, memory_mib: dict[str, int | None] | None = N
         "log": deployment.launch.log,
         "failed_phase": observed.phase if deployment.state == FAILED else None,
         "records_lost": observed.records_lost,
+        "gpu_memory": observed.gpu_memory,
+        "memory_unproven": observed.memory_unproven,
     }
 
 

@@ -32,6 +32,7 @@ class Ledger:
         self.members: dict[Identity, Member] = {}
         self.group: str | None = None  # the engine's own cgroup
         self.parent_of_engine = True  # False after adoption: orphans do not come to us then
+        self.spared: set[int] = set()  # children of ours that are not the engine's
 
     def living(self) -> list[Process]:
         """The engine's living processes now."""
@@ -45,6 +46,7 @@ class Ledger:
             known,
             processes,
             reaper=os.getpid() if self.parent_of_engine else None,
+            spared=self.spared,
         )
 
     def refresh(self) -> list[Member]:

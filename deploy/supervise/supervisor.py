@@ -16,6 +16,7 @@ from deploy.engine.http import Answer, request
 from deploy.engine.log import Line, LogReader, Sighting
 from deploy.errors import KdeployError
 from deploy.host import cgroups
+from deploy.host.gpus import Reading
 from deploy.host.listeners import held_sockets, listening_inodes, probe_host
 from deploy.host.processes import (
     Identity,
@@ -39,6 +40,7 @@ from deploy.store.leases import note_engine, take_over
 from deploy.supervise.exchanges import Exchanges, OnAnswer
 from deploy.supervise.gate import Gate
 from deploy.supervise.generation import Generation, one_token, read_counters
+from deploy.supervise.gpu_memory import MemoryProof
 from deploy.supervise.ledger import Ledger, Member
 from deploy.supervise.notify import Notifier
 from deploy.supervise.spawn import CannotSpawn, resolved, spawn
@@ -105,6 +107,7 @@ class Supervisor:
         self.log_offset = 0
         self.gate = Gate(self.plan)
         self.generation: Generation | None = None
+        self.memory = MemoryProof(self.plan.gpus, self._watch_reading, self._unwatch_reading)
         self.foreign_told = False
         self.load_words = ""
         self.quiet_readings = self.blind_readings = 0
@@ -204,6 +207,7 @@ class Supervisor:
             uuids = [gpu.uuid for gpu in self.plan.gpus]
             self.leases = take_over(uuids, self.launch.deployment, leader, self.plan.lease_dir or None)
             self._watch_leader(leader)
+        self.memory.ask()
         self.tell_parent("ok")  # now, not before: whoever asked reads the journal next
         self._tell_manager()
         self._schedule_all()
@@ -241,7 +245,7 @@ class Supervisor:
     def _loop(self) -> None:
         while not self.finished:
             now = time.monotonic()
-            deadline = next_deadline(self.machine, self.limits)
+            deadline = self._deadline()
             if deadline is not None and deadline <= now:
                 self._input("tick", {"survivors": self._survivors()} if self.machine.ending == "kill" else {})
                 continue
@@ -255,12 +259,18 @@ class Supervisor:
                 if self.finished:
                     return
 
+    def _deadline(self) -> float | None:
+        # once every process is gone, only memory is waited for, and that has a limit of its own
+        return None if self.memory.waiting else next_deadline(self.machine, self.limits)
+
     def _timeout(self) -> float:
         moments = list(self.due.values())
-        deadline = next_deadline(self.machine, self.limits)
+        deadline = self._deadline()
         if deadline is not None:
             moments.append(deadline)
         moments += self.exchanges.deadlines()
+        if self.memory.reading is not None:
+            moments.append(self.memory.reading.deadline)
         if self.rank_lost is not None:
             moments.append(self.rank_lost[0])
         if self.journal.pending:
@@ -284,6 +294,8 @@ class Supervisor:
         if self.journal.pending and self.journal_tried + 1.0 <= now:
             self.journal_tried = now
             self.journal.flush()
+        if self.memory.reading is not None and self.memory.reading.deadline <= now:
+            self.memory.advance(self.ledger.members)
         self.exchanges.expire(now)
         if self.rank_lost is not None and self.rank_lost[0] <= now:
             self._fail_by_lost_rank(self.rank_lost[1])
@@ -314,6 +326,7 @@ class Supervisor:
             self._record(record.kind, record.data)
         if (self.machine.state, self.machine.phase) != (before.state, before.phase):
             self._tell_manager()
+            self.memory.ask()
         if self.machine.ending is not None and before.ending is None:
             self._enter_ending()
         for action in outcome.actions:
@@ -386,7 +399,11 @@ class Supervisor:
             return
         if self.ledger.leader is not None and not self.machine.leader_gone:
             self._leader_gone()  # its pidfd would tell in a moment; how it ended comes before that all is gone
-        data: dict[str, Any] = {"seconds": round(time.monotonic() - self.machine.ending_since, 3)}
+        account = self.memory.settled(self.limits.kill_s)
+        if account is None:
+            self._again("gone", GONE_POLL_S)
+            return
+        data: dict[str, Any] = {"seconds": round(time.monotonic() - self.machine.ending_since, 3), **account}
         removed = remove_unmapped(self.shm)
         if removed:
             data["shared_memory_removed"] = removed
@@ -396,6 +413,13 @@ class Supervisor:
         cgroups.remove(self.ledger.group)
         self._forget_pidfds()
         self._input("tree_gone", data)
+
+    def _watch_reading(self, reading: Reading) -> None:
+        self.ledger.spared.add(reading.process.pid)
+        self.selector.register(reading, selectors.EVENT_READ, lambda: self.memory.advance(self.ledger.members))
+
+    def _unwatch_reading(self, reading: Reading) -> None:
+        self.selector.unregister(reading)
 
     def _relaunch(self) -> None:
         """A restart: a launch of its own, in a folder of its own, from the recorded plan."""
@@ -407,6 +431,7 @@ class Supervisor:
             self.finished = True
             return
         self._record("relaunched", {"launch": launch.id})
+        self.memory.drop()
         self.exchanges.drop_all()
         self._forget_pidfds()
         self._begin(launch, machine)
@@ -471,6 +496,7 @@ class Supervisor:
                 return
             if pid == 0:
                 return
+            self.ledger.spared.discard(pid)
             if self.ledger.leader is not None and pid == self.ledger.leader.pid and not self.leader_reaped:
                 self.leader_status, self.leader_reaped = status, True
 

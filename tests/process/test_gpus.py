@@ -100,7 +100,16 @@ def test_status_shows_memory_and_down_gives_it_back(gpus: GpuBox) -> None:
     assert gpus.visible() == "0,1"
     environment = json.loads(gpus.told.read_text())["env"]
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    gpus.box.down("tiny")
+    # a neighbour comes meanwhile: totals say nothing, our own processes' memory does
+    gpus.set("charge_holders 1000", f"proc 0 {os.getpid()} 30000")
+    result = gpus.box.down("tiny", "--json")
+    assert "its memory on 2 GPUs is back" in result.stderr
+    (down,) = result.json["deployments"]
+    assert [(gpu["index"], gpu["ours_before_mib"], gpu["ours_after_mib"]) for gpu in down["gpu_memory"]] == [
+        (0, 1000, 0),
+        (1, 1000, 0),
+    ]
+    assert [gpu["after_mib"] for gpu in down["gpu_memory"]] == [30636, 636]
     assert gpus.leases() == {}
 
 
@@ -235,20 +244,34 @@ def test_a_lease_folder_that_nobody_can_write(gpus: GpuBox) -> None:
     assert "export KDEPLOY_LEASE_DIR" in result.stderr
 
 
-def test_memory_that_comes_back_late_is_waited_for(gpus: GpuBox) -> None:
-    """The kernel gives a dead process's memory back late; a start right after a death waits for that, and says so."""
-    gpus.set("gpus 2", "charge_holders 60000", "release_after_s 4")
-    gpus.profile(keys={"stop.kill_s": 0.2})
+def test_memory_that_does_not_come_back_is_named_and_then_waited_for(gpus: GpuBox) -> None:
+    """The kernel can give a dead process's memory back late: `down` is not done before, and the next start waits."""
+    gpus.set("gpus 2", "charge_holders 60000", "release_after_s 600")
+    gpus.profile(keys={"stop.kill_s": 0.5})
     assert gpus.up("tiny").rc == 0
-    gpus.box.ok("gpus")  # the fake sees what is charged only when it is asked
-    pids = gpus.box.workers()
-    gpus.box.run("down", "tiny", "--force")
-    result = gpus.up("tiny")
-    assert result.rc == 0, result
-    assert "waiting for memory that comes back late: GPU" in result.stderr
-    assert f"pid {pids[0]}, which has ended" in result.stderr
-    gpus.set("gpus 2", "charge_holders 1000")
+    pids = sorted(gpus.box.workers())
+    result = gpus.box.run("down", "tiny", "--force")
+    assert result.rc == 8, result
+    assert f"GPU 0: pid {pids[0]} 60000 MiB" in result.stderr
+    assert f"GPU 1: pid {pids[1]} 60000 MiB" in result.stderr
+    assert gpus.box.run("down", "tiny").rc == 8
+    assert "has ended, its memory is not back yet" in gpus.box.ok("gpus").stdout
+    with gpus.box.running("up", "tiny") as waiting:
+        assert waiting.stderr is not None
+        line = next(text for text in waiting.stderr if b"comes back late" in text)
+        assert f"pid {pids[0]}, which has ended".encode() in line
+        gpus.set("gpus 2", "charge_holders 60000")
+        assert waiting.wait(60) == 0
     gpus.box.down("tiny")
+
+
+def test_down_waits_for_memory_that_comes_back_late(gpus: GpuBox) -> None:
+    gpus.set("charge_holders 60000", "release_after_s 2")
+    gpus.profile(keys={"stop.kill_s": 60})
+    assert gpus.up("tiny").rc == 0
+    result = gpus.box.down("tiny")
+    assert "GPU 0  60636 MiB -> 636 MiB, ours 60000 MiB -> 0 MiB" in result.stderr
+    assert gpus.box.events("stopped")[-1]["seconds"] >= 1.5
 
 
 def test_without_nvml(gpus: GpuBox) -> None:
@@ -284,7 +307,8 @@ def test_down_and_status_with_nvml_dead(gpus: GpuBox) -> None:
     gpus.set("init_error 999")
     status = gpus.box.status()
     assert [gpu["memory_used_mib"] for gpu in status["gpus"]] == [None, None]
-    gpus.box.down("tiny")
+    assert "GPU memory was not proven to be back" in gpus.box.down("tiny").stderr
+    assert "NVML: Unknown Error" in gpus.box.status()["memory_unproven"]
 
 
 def test_gpus_for_a_cpu_engine(box: Box) -> None:

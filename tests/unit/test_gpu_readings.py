@@ -8,6 +8,8 @@ import pytest
 from deploy.console.gpu_table import holder_words
 from deploy.host.gpus import REMEDIES, WHAT, NoGpus, parsed
 from deploy.host.holders import container_of, describe
+from deploy.plan.launch_plan import Gpu
+from deploy.supervise.gpu_memory import Held, report
 
 ID = "3f0c" * 16
 
@@ -105,3 +107,36 @@ def test_a_process_of_ours_that_uses_a_gpu() -> None:
 def test_words_for_our_own() -> None:
     entry = {"pid": 7, "mib": 900, "deployment": "kimi", "ended": True, "command": "x"}
     assert "kimi: pid 7 900 MiB  has ended" in holder_words(entry)
+
+
+TWO = [Gpu(0, "GPU-a"), Gpu(1, "GPU-b")]
+SERVING = {"GPU-a": Held(1636, {7: 1000}), "GPU-b": Held(1636, {8: 1000})}
+EMPTY = {"GPU-a": Held(636, {}), "GPU-b": Held(40_636, {})}
+
+
+def test_memory_is_back_when_our_processes_hold_none_whatever_the_totals_say() -> None:
+    told = report(TWO, SERVING, EMPTY, None)
+    assert set(told) == {"gpu_memory"}
+    assert told["gpu_memory"][1]["after_mib"] == 40_636
+    assert [gpu["ours_after_mib"] for gpu in told["gpu_memory"]] == [0, 0]
+
+
+def test_memory_that_is_still_charged_is_named_by_gpu_and_pid() -> None:
+    told = report(TWO, SERVING, {**EMPTY, "GPU-b": Held(1636, {8: 1000, 9: None})}, None)
+    assert told["memory_held"] == ["GPU 1: pid 8 1000 MiB", "GPU 1: pid 9 memory"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why", "words"),
+    [
+        (SERVING, None, "NVML: Unknown Error", "Unknown Error"),
+        ({}, EMPTY, None, "never listed a process of this deployment on GPU 0, 1"),
+        ({**SERVING, "GPU-b": Held(1636, {})}, EMPTY, None, "on GPU 1"),
+    ],
+)
+def test_what_cannot_be_proven_is_said(
+    before: dict[str, Held], after: dict[str, Held] | None, why: str | None, words: str
+) -> None:
+    told = report(TWO, before, after, why)
+    assert words in told["memory_unproven"]
+    assert "memory_held" not in told

@@ -57,7 +57,7 @@ DATA: dict[str, list[dict[str, Any]]] = {
     ],
     "stop_asked": [{"force": False}, {"force": True}, {"force": False, "restart": True}],
     "drained": [{}, {"why": "the engine does not answer"}],
-    "tree_gone": [{"seconds": 0.5}],
+    "tree_gone": [{"seconds": 0.5}, {"seconds": 30.5, "memory_held": ["GPU 0: pid 7 60000 MiB"]}],
     "tick": [{}, {"survivors": ["pid 7 state D VLLM::Worker_TP0"]}],
 }
 
@@ -305,6 +305,16 @@ def test_a_served_engine_is_drained_then_terminated_then_killed_then_given_up() 
     assert given_up.records[0].data["survivors"] == survivors
     assert given_up.records[0].data["diagnosis"]["evidence"][0]["text"] == survivors[0]
     assert actions(given_up) == ["finish"]
+
+
+def test_memory_that_stays_is_an_incomplete_teardown_and_nothing_is_started_on_it() -> None:
+    held = {"seconds": 30.0, "memory_held": ["GPU 3: pid 7 60000 MiB"]}
+    for m in (stopping(), failed()):  # a failed one would be started again by its policy
+        outcome = at(m, "tree_gone", 2000.0, held)
+        assert outcome.machine.state == FAILED
+        assert kinds(outcome) == ["teardown-incomplete"]
+        assert outcome.records[0].data["diagnosis"]["evidence"][0]["text"] == "GPU 3: pid 7 60000 MiB"
+        assert actions(outcome) == ["finish"]
 
 
 def test_a_drain_ends_as_soon_as_nothing_runs_any_more() -> None:
