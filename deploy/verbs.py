@@ -18,6 +18,7 @@ VERBS = {
     "supervise": ("supervise", "The supervisor in the foreground, for systemd."),
     "profile": ("profile", "Profiles: list, show, check, schema, new."),
     "gpus": ("gpus", "The GPUs of this machine, who holds them, and their leases."),
+    "doctor": ("doctor", "Examine the host: checks with evidence, reason and remedy."),
     "engine": ("engine", "vLLM installations: list, show, install, remove."),
 }
 ALIASES = {"start": "up", "stop": "down", "list": "ps", "log": "logs"}

@@ -1,0 +1,1 @@
+"""Examining a host before the long wait: checks that read and never change anything."""
