@@ -16,22 +16,47 @@ from deploy.profile.catalogue import standard
 @click.command()
 @click.argument("profile", required=False)
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override one key: --set serve.port=1.")
+@click.option("--collective", is_flag=True, help="Time an all-reduce of PROFILE's ranks, and check its sums.")
+@click.option("--gpus", metavar="LIST", help="With --collective: these GPUs, by index, UUID or PCI address.")
+@click.option(
+    "--step-timeout",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="With --collective: seconds without any progress after which it counts as hanging.",
+)
 @options.profiles
 @options.as_json
 @click.pass_context
 def command(
-    ctx: click.Context, profile: str | None, sets: tuple[str, ...], profiles: tuple[str, ...], as_json: bool
+    ctx: click.Context,
+    profile: str | None,
+    sets: tuple[str, ...],
+    collective: bool,
+    gpus: str | None,
+    step_timeout: float,
+    profiles: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Examine the host, and what PROFILE asks of it. Reads only; remedies are printed, never carried out.
 
     Exit 0, or 1 when a check fails.
     """
+    if collective and profile is None:
+        raise errors.usage(
+            "--collective runs in a profile's engine and NCCL environment", fix=["kdeploy doctor PROFILE --collective"]
+        )
     if profile is None and sets:
         raise errors.usage("--set belongs to a profile", fix=["kdeploy doctor PROFILE --set KEY=VALUE"])
     resolved = plan = None
     if profile is not None:
         wish = Wish(profile, sets=sets)
         resolved = resolve(standard([*ctx.obj["profiles"], *profiles]), wish)
+        if collective:
+            from deploy.commands.all_reduce import try_all_reduce
+
+            return try_all_reduce(resolved, wish, gpus, step_timeout, as_json=as_json)
         if resolved.profile.model.path or resolved.profile.model.id:
             plan = plan_for_show(resolved, wish)
     results = examine(gather(resolved, plan))
