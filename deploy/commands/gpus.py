@@ -1,12 +1,13 @@
 """`kdeploy gpus`: the GPUs of this machine, who holds their memory, their leases, and how they hang together."""
 
+import shutil
 from typing import Any
 
 import click
 
 from deploy.commands import options
 from deploy.console import output
-from deploy.console.gpu_table import lines
+from deploy.console.gpu_table import WIDTH, lines
 from deploy.homes import lease_dir
 from deploy.host.gpus import REMEDIES, Inventory, NoGpus, read_machine
 from deploy.host.sysroot import sysroot
@@ -53,7 +54,8 @@ def command(as_json: bool) -> None:
     if not found.gpus:
         output.say("the driver is here, and lists no GPU (a container that was given none?)")
         return
-    for line in lines(document):
+    width = shutil.get_terminal_size().columns if output.is_terminal() else WIDTH
+    for line in lines(document, width):
         output.data(line)
     for kind in sorted({gpu.problem["kind"] for gpu in found.gpus if gpu.problem}):
         output.say(f"  -> {REMEDIES[kind]}")

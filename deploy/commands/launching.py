@@ -61,8 +61,8 @@ def prepare(resolved: Resolved, wish: Wish, gpus: str | None, take: Callable[[st
     deployment = check_name(wish.name or resolved.name)
     fds = [take(deployment)]
     try:
-        choice = choose_gpus(resolved.profile.gpus, gpus, needs_of(resolved.profile))
-        fds += leases.take([gpu.uuid for gpu in choice.gpus or []], deployment) if choice.gpus else []
+        choice, leased = lease_gpus(resolved.profile, gpus, deployment)
+        fds += leased
         return Prepared(checked_plan(resolved, wish, choice), fds[0], fds[1:])
     except BaseException:
         close_all(fds)
@@ -88,6 +88,20 @@ def needs_of(profile: Profile) -> Needs:
     return Needs(profile.serve.gpu_memory_utilization, profile.hardware.capability, profile.hardware.memory_gib)
 
 
+def lease_gpus(profile: Profile, named: str | None, deployment: str) -> tuple[Choice, list[int]]:
+    """GPUs for a launch, with their leases. When another launch takes one of them first, others are chosen."""
+    for last in (False, False, False, True):
+        choice = choose_gpus(profile.gpus, named, needs_of(profile))
+        if not choice.gpus:
+            break
+        try:
+            return choice, leases.take([gpu.uuid for gpu in choice.gpus], deployment)
+        except KdeployError as error:
+            if last or named is not None or error.code != REFUSED:
+                raise
+    return choice, []
+
+
 def choose_gpus(wanted: int, named: str | None, needs: Needs, lease_folder: str | None = None) -> Choice:
     """Free GPUs for a launch; takes nothing. Memory of our own ended processes is waited for, not other people's."""
     if wanted == 0:
@@ -104,7 +118,7 @@ def choose_gpus(wanted: int, named: str | None, needs: Needs, lease_folder: str 
         try:
             return _choice(machine, wanted, named, needs, lease_folder)
         except KdeployError as error:
-            falling = _falling(machine) if error.code == REFUSED else []
+            falling = _falling(machine, error) if error.code == REFUSED else []
             if not falling or time.monotonic() >= deadline:
                 raise
         if not told:
@@ -133,14 +147,15 @@ def _holder(lease: dict[str, object]) -> str:
     return f"{lease.get('deployment', '?')}" + (f" of {user}" if user else "") + f" since {lease.get('since', '?')}"
 
 
-def _falling(machine: Inventory) -> list[str]:
-    """Memory that is still charged to processes of ours that have ended."""
+def _falling(machine: Inventory, refusal: KdeployError) -> list[str]:
+    """Memory that is still charged to processes of ours that have ended, on the GPUs that were refused."""
+    refused = {line.partition(":")[0] for line in refusal.evidence}
     ended = {key for key, ours in our_processes(observe_all()).items() if not ours.alive}
     return [
         f"GPU {gpu.number} {entry['mib']} MiB of pid {entry['pid']}, which has ended"
         for gpu in machine.gpus
         for entry in gpu.processes or []
-        if (gpu.uuid, entry["pid"]) in ended
+        if (gpu.uuid, entry["pid"]) in ended and f"GPU {gpu.number}" in refused
     ]
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-WIDTH = 100
+WIDTH = 110
+SPARED_FIRST = ("UTIL", "TEMP", "POWER", "PCI")  # columns that a narrow terminal does without
 NOT_TOLD = "n/a"
 APART = {
     "PIX": "on one PCIe switch",
@@ -13,10 +14,10 @@ APART = {
 }
 
 
-def lines(document: dict[str, Any]) -> list[str]:
-    """The whole answer of `gpus --json` for people."""
+def lines(document: dict[str, Any], width: int = WIDTH) -> list[str]:
+    """The whole answer of `gpus --json` for people, for a terminal of `width` columns."""
     gpus = document["gpus"]
-    told = [*_head(document), *_table(gpus)]
+    told = [*_head(document), *_table(gpus, width)]
     if len(gpus) > 1:
         told += ["", "topology", *_drawn(document["topology"], 1), *_between(document["pairs"])]
     return told
@@ -35,8 +36,8 @@ def _head(document: dict[str, Any]) -> list[str]:
     return [*words[:-1], f"{words[-1]}; {driver}"]
 
 
-def _table(gpus: Sequence[dict[str, Any]]) -> list[str]:
-    rows = [("GPU", "PCI", "USED / TOTAL MIB", "UTIL", "TEMP", "POWER", "PCIE", "LEASE")]
+def _table(gpus: Sequence[dict[str, Any]], width: int) -> list[str]:
+    rows: list[tuple[str, ...]] = [("GPU", "PCI", "USED / TOTAL MIB", "UTIL", "TEMP", "POWER", "PCIE", "LEASE")]
     rows += [
         (
             str(gpu["index"]),
@@ -51,10 +52,15 @@ def _table(gpus: Sequence[dict[str, Any]]) -> list[str]:
         for gpu in gpus
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for spared in SPARED_FIRST:
+        if sum(widths) + 2 * len(widths) - 2 > width:
+            at = rows[0].index(spared)
+            rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+            del widths[at]
     told = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     found = [told[0]]
     for line, gpu in zip(told[1:], gpus, strict=True):
-        found += [line, *(f"     {remark}"[:WIDTH] for remark in _remarks(gpu))]
+        found += [line, *(f"     {remark}"[:width] for remark in _remarks(gpu))]
     return found
 
 

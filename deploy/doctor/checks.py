@@ -64,6 +64,13 @@ CHECKS: tuple[Check, ...] = (
         driver.memory_errors,
     ),
     Check(
+        "xid",
+        "Has the driver reported faults since the boot?",
+        "a GPU that has faulted fails again, under load and after the wait",
+        "NVIDIA's Xid catalogue; the kernel's log",
+        driver.xid,
+    ),
+    Check(
         "iommu",
         "Does the IOMMU translate between GPUs?",
         "peer access through a translating IOMMU hangs at the first all-reduce, or gives NaN",

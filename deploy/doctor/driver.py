@@ -1,9 +1,13 @@
 """Checks on driver and GPUs, by what NVML tells."""
 
+import re
+
 from deploy.doctor.finding import FAIL, OK, UNKNOWN, WARN, Finding, Subject
 from deploy.host.gpus import REMEDIES, WHAT, GpuState
 
 LOW_CAP_W = 300
+XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+HARMLESS = (13, 31, 43, 45)  # faults of a program, not of the GPU: a bad address, a context that was ended
 DRIVER_FOR_CUDA_13 = 580
 DRIVER_CUDA_13 = "the driver of 580 or newer (CUDA 13)"
 
@@ -165,6 +169,20 @@ def idle(subject: Subject) -> Finding | None:
             WARN, f"{len(subject.holders)} processes that are not kdeploy's hold memory", subject.holders[:8], fix
         )
     return Finding(OK, "nobody but our deployments")
+
+
+def xid(subject: Subject) -> Finding | None:
+    """Has the driver reported faults since the boot?"""
+    if not subject.gpu_count:
+        return None
+    if subject.kernel_log is None:
+        fix = ["sudo kdeploy doctor", "or: sudo dmesg | grep Xid"]
+        return Finding(UNKNOWN, "this user may not read the kernel's log", ["/dev/kmsg"], fix)
+    found = [line[:160] for line in subject.kernel_log if (match := XID.search(line)) and int(match[1]) not in HARMLESS]
+    if found:
+        fix = ["the number tells the kind (NVIDIA's Xid catalogue); 79 is a GPU off the bus: reset, reseat, or reboot"]
+        return Finding(FAIL, f"{len(found)} faults were reported", found[-6:], fix)
+    return Finding(OK, "none")
 
 
 def memory_errors(subject: Subject) -> Finding | None:

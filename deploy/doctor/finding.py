@@ -73,6 +73,7 @@ class Subject:
     lease_folder: Finding | None = None
     wall: float | None = None
     newest_file: float | None = None  # when the newest file of kdeploy was written
+    kernel_log: Sequence[str] | None = None  # since the boot; None where this user may not read it
     holders: Sequence[str] = ()  # processes on GPUs that are not of a deployment of ours
 
     @property

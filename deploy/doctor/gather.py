@@ -18,7 +18,7 @@ from deploy.host.holders import describe
 from deploy.host.sysroot import Sysroot, sysroot
 from deploy.host.topology import Place, read_place, short_address
 from deploy.plan.fit_inputs import known_model
-from deploy.plan.gather import hub_snapshot, local_model, refuse_taken_port
+from deploy.plan.gather import hub_cache, hub_snapshot, local_model, refuse_taken_port
 from deploy.plan.launch_plan import LaunchPlan
 from deploy.profile.catalogue import Resolved
 from deploy.store.deployments import Deployment, observe_all
@@ -49,6 +49,7 @@ def gather(resolved: Resolved | None, plan: LaunchPlan | None = None) -> Subject
         lease_folder=_lease_folder(),
         wall=time.time() if files.live else None,
         newest_file=os.stat(__file__).st_mtime,
+        kernel_log=_kernel_log(files),
         holders=_strangers(inventory),
     )
 
@@ -81,14 +82,37 @@ def _space(files: Sysroot, wanted: Wanted | None) -> dict[str, Space]:
     paths = ["/dev/shm", state_dir(), cache_dir(), *([wanted.folder] if wanted and wanted.folder else [])]
     found = {}
     for path in paths:
-        here = path
-        while not os.path.isdir(here):  # not made yet: the file system it would be made on
-            here = os.path.dirname(here)
-        try:
-            usage = shutil.disk_usage(here)
-        except OSError:
-            continue
-        found[path] = Space(usage.total, usage.free)
+        if (space := _space_at(path)) is not None:
+            found[path] = space
+    return found
+
+
+def _space_at(path: str) -> Space | None:
+    while not os.path.isdir(path):  # not made yet: the file system it would be made on
+        path = os.path.dirname(path)
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return None
+    return Space(usage.total, usage.free)
+
+
+def _kernel_log(files: Sysroot) -> list[str] | None:
+    """The kernel's ring buffer: one record a read, `PRIORITY,SEQUENCE,MICROSECONDS,…;TEXT`."""
+    try:
+        fd = os.open(files.path("/dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    found = []
+    try:
+        while chunk := os.read(fd, 1 << 16):
+            found += [line.partition(";")[2] for line in chunk.decode(errors="replace").splitlines() if ";" in line]
+    except BlockingIOError:
+        pass
+    except OSError:  # records were overwritten while we read, or the device is no real one
+        return found or None
+    finally:
+        os.close(fd)
     return found
 
 
@@ -154,23 +178,35 @@ def _as_finding(status: str, error: KdeployError) -> Finding:
     return Finding(status, error.what, error.evidence, error.fix)
 
 
-def _checkpoint(resolved: Resolved, folder: str | None) -> tuple[int | None, Finding | None]:
-    model = resolved.profile.model
-    if folder is None or (not os.path.isdir(folder) and model.path is None):
-        facts = known_model(resolved, tensors=False).facts
-        size = facts.weight_bytes if facts is not None else None
-        fix = ["hf download fetches it before the start, where it can be watched", "or name a folder: model.path"]
-        summary = f"{model.id or 'the model'} is not on disk; vLLM would fetch it while it starts"
-        return size, Finding(UNKNOWN, summary, [] if size is None else [f"about {size / 1e9:.0f} GB"], fix)
+def _checkpoint(resolved: Resolved, folder: str | None) -> tuple[int | None, Finding]:
+    """Bytes of the weights, where they are known, and whether they are on disk as they should be."""
+    facts = known_model(resolved, tensors=False).facts
+    known = facts.weight_bytes if facts is not None else None
+    if folder is None or (not os.path.isdir(folder) and resolved.profile.model.path is None):
+        return known, _to_be_fetched(resolved, known)
     try:
         files = read_weights(folder)
     except KdeployError as error:
-        return None, _as_finding(FAIL, error)
-    size = sum(file.size for file in files) or None
-    if size is None:
-        return None, Finding(UNKNOWN, "no safetensors files; other formats are not looked into", [folder])
+        return known, _as_finding(FAIL, error)
+    size = sum(file.size for file in files)
+    if not size:
+        return known, Finding(UNKNOWN, "no safetensors files; other formats are not looked into", [folder])
     told = f"{len(files)} weight files, {size / 1e9:.1f} GB; every header reads, and every size fits its header"
     return size, Finding(OK, told, [folder])
+
+
+def _to_be_fetched(resolved: Resolved, size: int | None) -> Finding:
+    """A model that only the hub has: is there room for it?"""
+    name = resolved.profile.model.id or "the model"
+    cache = hub_cache(resolved.profile.env)
+    space = _space_at(cache)
+    told = [] if size is None else [f"about {size / 1e9:.0f} GB"]
+    told += [f"{cache}: {space.free / 1e9:.0f} GB free"] if space else []
+    if size is not None and space is not None and space.free < size:
+        fix = ["make room, or name another cache: HF_HUB_CACHE under env: of the profile"]
+        return Finding(FAIL, f"{name} is not on disk, and does not fit on it", told, fix)
+    fix = ["hf download fetches it before the start, where it can be watched", "or name a folder: model.path"]
+    return Finding(UNKNOWN, f"{name} is not on disk; vLLM would fetch it while it starts", told, fix)
 
 
 def _engine(executable: str, version: str | None) -> tuple[Engine | None, Finding]:

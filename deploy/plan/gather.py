@@ -162,10 +162,7 @@ def hub_snapshot(model_id: str, revision: str | None, env: Mapping[str, str | No
         revision: a commit, branch or tag; None is main.
         env: the profile's own variables, which the engine sees before those of this process.
     """
-    seen = {**os.environ, **env}
-    home = seen.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
-    cache = seen.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-    root = os.path.join(os.path.expanduser(cache), "models--" + model_id.replace("/", "--"))
+    root = os.path.join(hub_cache(env), "models--" + model_id.replace("/", "--"))
     commit = revision or "main"
     try:
         with open(os.path.join(root, "refs", commit)) as file:
@@ -174,6 +171,13 @@ def hub_snapshot(model_id: str, revision: str | None, env: Mapping[str, str | No
         pass
     folder = os.path.join(root, "snapshots", commit)
     return folder if os.path.isdir(folder) else None
+
+
+def hub_cache(env: Mapping[str, str | None]) -> str:
+    """The folder of the local hub cache, with the profile's own variables before those of this process."""
+    seen = {**os.environ, **env}
+    home = seen.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    return os.path.expanduser(seen.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
 
 
 def refuse_taken_port(plan: LaunchPlan, others: Sequence[tuple[str, int]]) -> None:

@@ -106,8 +106,9 @@ class MemoryProof:
         return self.reading.process.pid if self.reading else None
 
     def ask(self) -> None:
-        """Begin a reading, if there are GPUs and none is under way."""
-        if self.gpus and self.reading is None:
+        """Begin a reading, if there are GPUs and none is under way. A driver that hangs is not asked again: each
+        question would leave a process behind that cannot be killed."""
+        if self.gpus and self.reading is None and not self.hangs:
             self.reading = Reading(everything=False)
             self.watch(self.reading)
 
@@ -141,8 +142,7 @@ class MemoryProof:
             return None  # asked while it still lived; the next one counts
         if self.gone_at is None:
             self.gone_at = now
-            if not self.hangs:  # a driver that hangs is not asked twice
-                self.ask()
+            self.ask()
         if self.reading is not None:
             return None
         still = self.after is not None and any(held.ours for held in self.after.values())

@@ -28,6 +28,10 @@ def test_this_machine_and_a_profile_for_a_cpu_engine(box: Box) -> None:
     assert f"{shard}: truncated" in damaged.stdout
     assert f"port {taken} belongs to the deployment other" in damaged.stdout
     box.down("other")
+    # a model that only the hub has, and that cannot fit
+    hub = box.run("doctor", "kimi-int4", "--set", "model.path=null", "--set", "model.trust_remote_code=false", "--json")
+    told = next(check for check in hub.json["checks"] if check["check"] == "checkpoint")
+    assert (told["status"], "595 GB" in told["evidence"][0]) in {("fail", True), ("unknown", True)}
 
 
 def test_another_host_with_gpus(box: Box, nvml_folder: Path) -> None:

@@ -170,6 +170,18 @@ def test_a_second_deployment_gets_other_gpus_or_is_refused(gpus: GpuBox) -> None
     gpus.box.down("--all")
 
 
+def test_two_launches_at_once_get_different_gpus(gpus: GpuBox) -> None:
+    gpus.set("gpus 4", "charge_holders 1000")
+    for name in ("one", "two"):
+        gpus.profile(name)
+    with gpus.box.running("up", "one") as first, gpus.box.running("up", "two") as second:
+        told = [process.communicate(timeout=60)[1] for process in (first, second)]
+        assert (first.returncode, second.returncode) == (0, 0), told
+    held = gpus.leases()
+    assert sorted(held.values()) == ["one", "one", "two", "two"]
+    gpus.box.down("--all")
+
+
 def test_lease_outlives_its_supervisor_as_long_as_the_engine_lives(gpus: GpuBox) -> None:
     gpus.profile("one")
     gpus.profile("two")

@@ -10,7 +10,7 @@ from deploy.console.examination import lines
 from deploy.doctor import driver, kernel, pcie
 from deploy.doctor.checks import CHECKS, counts, examine
 from deploy.doctor.finding import FAIL, OK, STATUSES, UNKNOWN, WARN, EngineFacts, Finding, Space, Subject, Wanted
-from deploy.doctor.gather import _places
+from deploy.doctor.gather import _kernel_log, _places
 from deploy.host.gpus import GpuState, Inventory, NoGpus
 from deploy.host.sysroot import Sysroot
 from tests.host_tree import HOSTS, build
@@ -23,7 +23,8 @@ WANTED = Wanted("kimi-int4", 4, 4, "12.0", 95, folder="/models/Kimi", checkpoint
 def host(name: str, tmp_path: Path, wanted: Wanted | None = None, **more: Any) -> Subject:
     """A host of tests/hosts, and what a profile asks of it."""
     files = Sysroot(str(build(name, tmp_path)))
-    return Subject(files, places=_places(files, None), wanted=wanted, **more)
+    log = _kernel_log(files)
+    return Subject(files, places=_places(files, None), wanted=wanted, kernel_log=log, **more)
 
 
 def verdicts(subject: Subject) -> dict[str, str]:
@@ -68,6 +69,7 @@ def test_an_amd_host_as_it_comes(tmp_path: Path) -> None:
         "clock": WARN,
         "host-memory": WARN,
         "filesystem": WARN,
+        "xid": FAIL,
         "shm": UNKNOWN,  # mounted without a size, and only a live system tells what is free
     }
     assert "iommu=pt" in found["iommu"].fix[0]
@@ -75,6 +77,7 @@ def test_an_amd_host_as_it_comes(tmp_path: Path) -> None:
     assert "setpci -s 0000:c0:01.1 ECAP_ACS+6.w=0000" in found["acs"].fix
     assert "ACSCtl 0x001d ReqRedir+ CmpltRedir+" in found["acs"].evidence[0]
     assert found["pcie-link"].evidence == ["/sys/bus/pci/devices/0000:81:00.0/current_link_width: 8 of 16"]
+    assert len(found["xid"].evidence) == 1  # a fault of a program is none of the GPU's
     assert "aer_dev_nonfatal: 3" in found["pcie-errors"].evidence[0]
     assert all(finding.fix for finding in found.values() if finding.status in (WARN, FAIL))
 
@@ -83,6 +86,7 @@ def test_a_container(tmp_path: Path) -> None:
     subject = host("container", tmp_path, replace_ranks(2)._replace(folder="/root/model"))
     found = {result.check.name: result.finding for result in examine(subject)}
     assert {name: finding.status for name, finding in found.items() if finding.status != OK} == {
+        "xid": UNKNOWN,
         "acs": UNKNOWN,
         "pcie-link": WARN,
         "aspm": UNKNOWN,
