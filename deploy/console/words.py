@@ -99,9 +99,8 @@ def _tree_gone(data: dict[str, Any], observed: Observed) -> str:
 def _memory_back(data: dict[str, Any]) -> str:
     """Each GPU's memory before and after, a line each."""
     if data.get("memory_unproven"):
-        told = f"\n         GPU memory is not proven to be back: {data['memory_unproven']}"
-    else:
-        told = "\n         GPU memory is back" if data.get("gpu_memory") else ""
+        return f"\n         GPU memory is not proven to be back: {data['memory_unproven']}"
+    told = "\n         GPU memory is back" if data.get("gpu_memory") else ""
     rows = [
         f"\n         GPU {gpu['index']}  {mib(gpu['before_mib'])} -> {mib(gpu['after_mib'])}"
         f", ours {mib(gpu['ours_before_mib'])} -> {mib(gpu['ours_after_mib'])}"

@@ -204,7 +204,10 @@ def _state(number: int, gpu: dict[str, Any]) -> GpuState:
 
 def read_machine(*, everything: bool = True) -> Inventory:
     """Every GPU in PCI bus order, with driver and pairs. Raises NoGpus."""
-    reading = Reading(everything=everything)
+    try:
+        reading = Reading(everything=everything)
+    except OSError as error:
+        raise NoGpus("nvml-failed", f"its helper cannot be started: {error.strerror}") from None
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(reading, selectors.EVENT_READ)

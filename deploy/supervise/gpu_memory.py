@@ -109,7 +109,11 @@ class MemoryProof:
         """Begin a reading, if there are GPUs and none is under way. A driver that hangs is not asked again: each
         question would leave a process behind that cannot be killed."""
         if self.gpus and self.reading is None and not self.hangs:
-            self.reading = Reading(everything=False)
+            try:
+                self.reading = Reading(everything=False)
+            except OSError as error:  # no process or descriptor to be had; the engine matters more
+                self.why = f"NVML could not be asked: {error.strerror}"
+                return
             self.watch(self.reading)
 
     def advance(self, members: Collection[Identity]) -> None:

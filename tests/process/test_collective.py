@@ -1,10 +1,12 @@
 """`doctor --collective` on eight GPUs: what it does about ranks that hang, die or are slow, and about leases."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.box import FAKES, Box, free_port, wait_until
+from tests.box import FAKES, Box, free_port, read_proc, wait_until
 
 
 @pytest.fixture
@@ -52,6 +54,21 @@ def test_a_hang_is_told_apart_by_the_control_run_and_the_gpus_are_leased_meanwhi
     assert "without peer access (NCCL_P2P_DISABLE=1) it is healthy" in told
     assert "sm120-pcie-p2p-off" in told
     assert leases(eight) == set()
+
+
+def test_ctrl_c_ends_every_rank(eight: Box) -> None:
+    with eight.running("doctor", "big", "--collective", "--set", "env.FAKE_RANKS=hang") as running:
+        wait_until(lambda: _ranks(eight), "the ranks")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+    assert _ranks(eight) == []
+    assert leases(eight) == set()
+
+
+def _ranks(box: Box) -> list[int]:
+    mine = str(box.root / "python-ranks")
+    found = (read_proc(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+    return [process.pid for process in found if process and mine in process.title.split()[:2] and "-c" in process.title]
 
 
 def test_ranks_that_end_and_bad_input(eight: Box) -> None:

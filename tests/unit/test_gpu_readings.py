@@ -2,10 +2,11 @@
 
 import json
 import os
+from typing import Any
 
 import pytest
 
-from deploy.console.gpu_table import holder_words
+from deploy.console.gpu_table import holder_words, lines
 from deploy.host.gpus import REMEDIES, WHAT, NoGpus, parsed
 from deploy.host.holders import container_of, describe
 from deploy.plan.launch_plan import Gpu
@@ -140,3 +141,16 @@ def test_what_cannot_be_proven_is_said(
     told = report(TWO, before, after, why)
     assert words in told["memory_unproven"]
     assert "memory_held" not in told
+
+
+def test_a_narrow_terminal_does_without_some_columns() -> None:
+    details = "utilization_percent temperature_c power_w power_cap_w pcie_gen pcie_gen_max pcie_width pcie_width_max"
+    others = "problem persistence mig processes ecc_uncorrected place memory_used_mib memory_total_mib capability"
+    gpu: dict[str, Any] = dict.fromkeys([*details.split(), *others.split()])
+    gpu |= {"index": 0, "name": "a card", "mig_devices": [], "lease": {"deployment": "a-name-that-is-long"}}
+    document = {"gpus": [gpu], "driver": None, "cuda": None, "pairs": [], "topology": []}
+    assert lines(document)[1].split()[:2] == ["GPU", "PCI"]
+    narrow = lines(document, 60)
+    assert max(map(len, narrow[1:])) <= 60
+    assert "a-name-that-is-long" in narrow[2]
+    assert "n/a / n/a" in narrow[2]  # memory stays
