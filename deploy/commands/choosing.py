@@ -47,6 +47,9 @@ def supervised(deployment: Deployment) -> Deployment:
     from deploy.supervise.client import ensure_supervised
 
     fresh, adopted = ensure_supervised(deployment)
+    if adopted and deployment.observed.incomplete:
+        say(f"{fresh.name}: something of it was left when it ended; a new supervisor looks again")
+        return fresh
     if adopted and deployment.engine_alive:
         say(f"{fresh.name}: its supervisor had died; a new one has adopted the engine, which runs on")
     elif adopted:

@@ -332,7 +332,9 @@ def _stopped(m: Machine, event: Input) -> Record:
 
 def _memory_held(m: Machine, event: Input) -> Step:
     """Every process is gone, and the driver still charges memory to them. Nothing is started on top of that."""
-    held = event.data["memory_held"]
+    held = list(event.data["memory_held"])
+    if m.diagnosis is not None and m.diagnosis["cause"] != "teardown-incomplete":
+        held.append(f"before that it had failed: {m.diagnosis['cause']}: {m.diagnosis['summary']}")
     diagnosis = {
         "cause": "teardown-incomplete",
         "summary": "every process has ended, and GPU memory of theirs did not come back",

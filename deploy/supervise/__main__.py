@@ -75,6 +75,7 @@ def main() -> int:
 
 def _adopt(supervisor: Supervisor, launch: Launch) -> None:
     observed = fold(journal.read(launch.events))
+    supervisor.memory.recall(observed.gpu_memory)
     machine = resume(
         observed.state,
         observed.phase,

@@ -105,6 +105,12 @@ class MemoryProof:
         """Pid of the helper that is asking now: a child of ours that is no orphan of the engine's."""
         return self.reading.process.pid if self.reading else None
 
+    def recall(self, account: Sequence[dict[str, Any]]) -> None:
+        """Take over what an earlier supervisor has told of our processes' memory."""
+        for gpu in account:
+            if gpu.get("ours_before_mib"):
+                self.before[gpu["uuid"]] = Held(gpu.get("before_mib"), {0: gpu["ours_before_mib"]})
+
     def ask(self) -> None:
         """Begin a reading, if there are GPUs and none is under way. A driver that hangs is not asked again: each
         question would leave a process behind that cannot be killed."""

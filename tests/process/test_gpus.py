@@ -266,7 +266,9 @@ def test_memory_that_does_not_come_back_is_named_and_then_waited_for(gpus: GpuBo
     assert result.rc == 8, result
     assert f"GPU 0: pid {pids[0]} 60000 MiB" in result.stderr
     assert f"GPU 1: pid {pids[1]} 60000 MiB" in result.stderr
-    assert gpus.box.run("down", "tiny").rc == 8
+    again = gpus.box.run("down", "tiny")
+    assert again.rc == 8
+    assert "a new supervisor looks again" in again.stderr
     assert "has ended, its memory is not back yet" in gpus.box.ok("gpus").stdout
     with gpus.box.running("up", "tiny") as waiting:
         assert waiting.stderr is not None
@@ -275,6 +277,21 @@ def test_memory_that_does_not_come_back_is_named_and_then_waited_for(gpus: GpuBo
         gpus.set("gpus 2", "charge_holders 60000")
         assert waiting.wait(60) == 0
     gpus.box.down("tiny")
+
+
+def test_memory_of_a_crash_is_told_beside_it_and_a_second_look_can_prove_it(gpus: GpuBox) -> None:
+    gpus.set("gpus 2", "charge_holders 60000", "release_after_s 600")
+    gpus.profile(keys={"stop.kill_s": 0.5, "restart.policy": "on-failure"})
+    assert gpus.up("tiny").rc == 0
+    os.kill(gpus.box.core(), signal.SIGKILL)
+    gpus.box.await_event("teardown-incomplete")
+    gpus.box.await_released()
+    (told,) = gpus.box.events("teardown-incomplete")
+    texts = [item["text"] for item in told["diagnosis"]["evidence"]]
+    assert texts[-1].startswith("before that it had failed: engine-died")
+    assert len(gpus.box.launches()) == 1  # nothing is started on top of that
+    gpus.set("gpus 2", "charge_holders 60000")
+    assert "its memory on 2 GPUs is back" in gpus.box.down("tiny").stderr
 
 
 def test_down_waits_for_memory_that_comes_back_late(gpus: GpuBox) -> None:

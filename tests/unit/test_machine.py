@@ -313,7 +313,9 @@ def test_memory_that_stays_is_an_incomplete_teardown_and_nothing_is_started_on_i
         outcome = at(m, "tree_gone", 2000.0, held)
         assert outcome.machine.state == FAILED
         assert kinds(outcome) == ["teardown-incomplete"]
-        assert outcome.records[0].data["diagnosis"]["evidence"][0]["text"] == "GPU 3: pid 7 60000 MiB"
+        evidence = [item["text"] for item in outcome.records[0].data["diagnosis"]["evidence"]]
+        earlier = ["before that it had failed: engine-died: it died"] if m.diagnosis else []
+        assert evidence == ["GPU 3: pid 7 60000 MiB", *earlier]
         assert actions(outcome) == ["finish"]
 
 
