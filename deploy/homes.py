@@ -33,19 +33,26 @@ def cache_dir() -> str:
     return os.path.join(_xdg("XDG_CACHE_HOME", ".cache"), "kdeploy")
 
 
+SHARED_LEASES = "/run/lock/kdeploy"
+
+
 def lease_dir() -> str:
-    """GPU leases: `$KDEPLOY_LEASE_DIR`, else /run/lock/kdeploy where writable (shared by all users), else STATE."""
+    """GPU leases: `$KDEPLOY_LEASE_DIR`, else /run/lock/kdeploy where writable (shared by all users), else STATE.
+
+    Makes nothing; whoever takes a lease calls `make_lease_dir`.
+    """
     own = os.environ.get("KDEPLOY_LEASE_DIR")
     if own:
         return os.path.abspath(own)
-    shared = "/run/lock/kdeploy"
-    try:
-        os.makedirs(shared, mode=0o1777, exist_ok=True)
-        if os.stat(shared).st_uid == os.getuid():
-            os.chmod(shared, 0o1777)  # makedirs applies the umask
-    except OSError:
-        pass
-    return shared if os.access(shared, os.W_OK) else os.path.join(state_dir(), "leases")
+    there = SHARED_LEASES if os.path.isdir(SHARED_LEASES) else os.path.dirname(SHARED_LEASES)
+    return SHARED_LEASES if os.access(there, os.W_OK) else os.path.join(state_dir(), "leases")
+
+
+def make_lease_dir(folder: str) -> None:
+    """Make the folder of the leases; the shared one for every user. Raises OSError."""
+    os.makedirs(folder, exist_ok=True)
+    if folder == SHARED_LEASES and os.stat(folder).st_uid == os.getuid():
+        os.chmod(folder, 0o1777)  # makedirs applies the umask
 
 
 def make_private(path: str) -> str:

@@ -12,7 +12,7 @@ from deploy.checkpoint.weights import read_weights
 from deploy.doctor.finding import FAIL, OK, UNKNOWN, WARN, EngineFacts, Finding, Space, Subject, Wanted
 from deploy.engine.installations import Engine, check_version, find
 from deploy.errors import KdeployError
-from deploy.homes import cache_dir, lease_dir, state_dir
+from deploy.homes import SHARED_LEASES, cache_dir, lease_dir, state_dir
 from deploy.host.gpus import Inventory, NoGpus, read_machine
 from deploy.host.holders import describe
 from deploy.host.sysroot import Sysroot, sysroot
@@ -125,6 +125,8 @@ def _lease_folder() -> Finding:
         parent = os.path.dirname(folder)
         if os.path.isdir(parent) and not os.access(parent, os.W_OK):
             return Finding(FAIL, f"{folder} cannot be made", [f"{parent}: not writable"], shared)
+        if folder == SHARED_LEASES:
+            return Finding(OK, f"{folder}, made for all by the first launch")
         return Finding(WARN, f"{folder} is not there yet, and would be this user's alone", [], shared)
     if not os.access(folder, os.W_OK):
         return Finding(FAIL, f"{folder} cannot be written", [f"{folder}: mode {mode:04o}"], shared)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.errors import environment, refused
-from deploy.homes import lease_dir
+from deploy.homes import lease_dir, make_lease_dir
 from deploy.host.processes import Identity, boot_id, identity_of, is_alive
 from deploy.store.locks import is_held, read_holder, try_lock, write_holder
 
@@ -63,7 +63,7 @@ def take(uuids: Sequence[str], deployment: str, folder: str | None = None) -> li
     """
     folder = folder or lease_dir()
     try:
-        os.makedirs(folder, exist_ok=True)
+        make_lease_dir(folder)
     except OSError as error:
         raise environment(
             f"cannot make the lease folder {folder}",

@@ -1,10 +1,23 @@
 """How GPUs hang together, and which of them are near to each other."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
-from deploy.host.topology import Group, Place, distance, groups, levels_between, nearest, short_address, widest
+from deploy.host.sysroot import Sysroot
+from deploy.host.topology import (
+    Group,
+    Place,
+    distance,
+    groups,
+    levels_between,
+    nearest,
+    read_place,
+    short_address,
+    widest,
+)
+from tests.host_tree import build
 
 # Eight GPUs on two sockets; two switches on each, two GPUs below each switch.
 SWITCHED = {
@@ -98,3 +111,28 @@ def test_widest() -> None:
 def test_addresses_are_those_of_sysfs() -> None:
     assert short_address("00000000:C1:00.0") == "0000:c1:00.0"
     assert short_address("00010000:01:00.0") == "10000:01:00.0"
+
+
+def test_places_are_read_from_sysfs(tmp_path: Path) -> None:
+    files = Sysroot(str(build("two-sockets-switches", tmp_path)))
+    buses = ("04", "05", "44", "45", "84", "85", "c4", "c5")
+    places = {number: read_place(f"00000000:{bus.upper()}:00.0", files) for number, bus in enumerate(buses)}
+    first = places[0]
+    assert (first.address, first.root, first.numa) == ("0000:04:00.0", "pci0000:00", 0)
+    assert first.bridges == ("0000:00:01.1", "0000:01:00.0", "0000:02:00.0")
+    assert [link.address for link in first.links] == ["0000:04:00.0", *reversed(first.bridges)]
+    assert (first.links[0].speed, first.links[0].speed_max, first.links[0].width) == (2.5, 32.0, 16)
+    pairs = levels_between(places, {})
+    assert (pairs[0, 1], pairs[0, 2], pairs[0, 4]) == ("PIX", "NODE", "SYS")
+    assert [group.name for group in groups(range(8), pairs, places)[0].inside] == [
+        "switch 0000:01:00.0",
+        "switch 0000:41:00.0",
+    ]
+    unknown = read_place("00000000:99:00.0", files)
+    assert (unknown.root, unknown.bridges, unknown.numa, unknown.links) == (None, (), None, ())
+
+
+def test_a_link_that_leads_out_of_the_copy_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    (tmp_path / "sys/out").symlink_to("/proc/self")
+    assert Sysroot(str(tmp_path)).resolve("/sys/out") is None
