@@ -77,14 +77,12 @@ def _memory(handle: Any) -> dict[str, int | None]:
 
 def _processes(handle: Any) -> list[dict[str, Any]] | None:
     """Who holds memory, by pid as the driver tells it; None where it does not list processes at all."""
-    asked = [
-        _or_none(pynvml.nvmlDeviceGetComputeRunningProcesses, handle),
-        _or_none(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle),
-    ]
-    if all(found is None for found in asked):
+    compute = _or_none(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    if compute is None:  # a list without these is none: it would look as if nobody held anything
         return None
+    graphics = _or_none(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
     holders: dict[int, dict[str, Any]] = {}
-    for kind, found in zip(("compute", "graphics"), asked, strict=True):
+    for kind, found in (("compute", compute), ("graphics", graphics)):
         for entry in found or ():
             mib = None if entry.usedGpuMemory is None else entry.usedGpuMemory >> MIB
             # one process can be in both lists, with the same memory

@@ -205,6 +205,7 @@ _HANDLERS = {
     "stop-asked": _stop_asked,
     "stopped": _stopped,
     "tree-gone": _memory,
+    "gpu-memory": _memory,
 }
 
 FINAL = (FAILED, STOPPED)

@@ -16,10 +16,14 @@ POLL_S = 0.5
 
 
 class Held(NamedTuple):
-    """One GPU at one moment, MiB: all that is used on it, and what each of our pids holds. None: not told."""
+    """One GPU at one moment, MiB: all that is used on it, and what each of our pids holds. None: not told.
+
+    `listed`: whether the driver listed processes at all; an empty list that it refused proves nothing.
+    """
 
     used_mib: int | None
     ours: dict[int, int | None]
+    listed: bool = True
 
     @property
     def ours_mib(self) -> int:
@@ -32,7 +36,9 @@ def held_on(gpus: Sequence[Gpu], found: Inventory, pids: Collection[int]) -> dic
     wanted = {gpu.uuid for gpu in gpus}
     return {
         gpu.uuid: Held(
-            gpu.used_mib, {entry["pid"]: entry["mib"] for entry in gpu.processes or [] if entry["pid"] in pids}
+            gpu.used_mib,
+            {entry["pid"]: entry["mib"] for entry in gpu.processes or [] if entry["pid"] in pids},
+            gpu.processes is not None and gpu.problem is None,
         )
         for gpu in found.gpus
         if gpu.uuid in wanted
@@ -69,11 +75,14 @@ def report(
         for gpu in gpus
         for pid, mib in after.get(gpu.uuid, nothing).ours.items()
     ]
+    silent = [str(gpu.index) for gpu in gpus if not after.get(gpu.uuid, nothing._replace(listed=False)).listed]
     unseen = [str(gpu.index) for gpu in gpus if not before.get(gpu.uuid, nothing).ours]
     if held:
         told["memory_held"] = held
     elif why is not None:
         told["memory_unproven"] = why
+    elif silent:
+        told["memory_unproven"] = f"the driver does not list the processes on GPU {', '.join(silent)}"
     elif unseen:
         told["memory_unproven"] = f"the driver never listed a process of this deployment on GPU {', '.join(unseen)}"
     return told
@@ -93,6 +102,7 @@ class MemoryProof:
         self.hangs = False
         self.reading: Reading | None = None
         self.gone_at: float | None = None
+        self.told = False
         self.next_at = 0.0
 
     @property
@@ -142,6 +152,15 @@ class MemoryProof:
             known = self.before.get(uuid)
             if known is None or held.ours_mib > known.ours_mib:
                 self.before[uuid] = held
+
+    def news(self) -> list[dict[str, Any]] | None:
+        """The account for the journal, once: when our processes were seen on every GPU. Whoever adopts can prove then
+        that it is gone, even if the engine has ended meanwhile."""
+        if self.told or not all(self.before.get(gpu.uuid, Held(None, {})).ours for gpu in self.gpus):
+            return None
+        self.told = True
+        account: list[dict[str, Any]] = report(self.gpus, self.before, None, None)["gpu_memory"]
+        return account
 
     def settled(self, limit_s: float) -> dict[str, Any] | None:
         """Called while no process is left: the account once memory is back or `limit_s` seconds are over, else None."""

@@ -416,7 +416,13 @@ class Supervisor:
 
     def _watch_reading(self, reading: Reading) -> None:
         self.ledger.spared.add(reading.process.pid)
-        self.selector.register(reading, selectors.EVENT_READ, lambda: self.memory.advance(self.ledger.members))
+        self.selector.register(reading, selectors.EVENT_READ, self._memory_read)
+
+    def _memory_read(self) -> None:
+        self.memory.advance(self.ledger.members)
+        account = self.memory.news() if self.machine.state == READY else None
+        if account is not None:
+            self._record("gpu-memory", {"gpu_memory": account})
 
     def _unwatch_reading(self, reading: Reading) -> None:
         self.selector.unregister(reading)

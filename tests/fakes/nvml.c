@@ -18,7 +18,8 @@
  *   charge SUBSTRING MIB        every living process whose command line has SUBSTRING, on the GPU
  *                               whose number ends the command line's first word (VLLM::Worker_TP3)
  *   charge_holders MIB          every living process that holds a descriptor `memfd:nvidiaN`, on
- *                               GPU N (tests/fakes/vllm opens one for each GPU it uses)
+ *                               GPU N (tests/fakes/vllm opens one for each GPU it uses), and whose
+ *                               working folder lies below that of FILE
  *   release_after_s S           a dead process's memory stays charged this long. Deaths are noted
  *                               in FILE.deaths, and what was charged in FILE.seen, by whoever
  *                               looks; a process that lived between two looks leaves no trace.
@@ -224,9 +225,25 @@ static int rank_of(const char *cmdline)
     return at < end ? atoi(at) : 0;
 }
 
+/* Whether a process works below the folder of the state file: test boxes side by side do not see each other. */
+static int in_this_box(unsigned pid)
+{
+    char path[64], folder[1024], box[1024];
+    snprintf(box, sizeof box, "%s", getenv("FAKE_NVML"));
+    char *slash = strrchr(box, '/');
+    if (!slash)
+        return 1;
+    slash[1] = 0;
+    snprintf(path, sizeof path, "/proc/%u/cwd", pid);
+    int length = readlink(path, folder, sizeof folder - 1);
+    return length > 0 && !strncmp(folder, box, strlen(box));
+}
+
 static void charge_by_descriptors(State *s, unsigned pid, u64 mib)
 {
     char folder[64], path[512], target[256];
+    if (!in_this_box(pid))
+        return;
     snprintf(folder, sizeof folder, "/proc/%u/fd", pid);
     DIR *dir = opendir(folder);
     if (!dir)

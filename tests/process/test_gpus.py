@@ -198,6 +198,24 @@ def test_lease_outlives_its_supervisor_as_long_as_the_engine_lives(gpus: GpuBox)
     assert gpus.leases() == {}
 
 
+def test_memory_is_proven_back_even_when_supervisor_and_engine_died(gpus: GpuBox) -> None:
+    gpus.profile("one")
+    gpus.up("one")
+    (seen,) = [gpus.box.await_event("gpu-memory", "one")]
+    assert [gpu["ours_before_mib"] for gpu in seen["gpu_memory"]] == [1000, 1000]
+    os.kill(gpus.box.supervisor("one"), signal.SIGKILL)
+    gpus.box.await_released("one")
+    for process in gpus.box.engine("one"):
+        os.kill(process.pid, signal.SIGKILL)
+    gpus.box.await_no_engine("one")
+    assert gpus.box.status("one")["state"] == "failed"
+    gpus.box.await_released("one")
+    ended = gpus.box.status("one")
+    assert [gpu["ours_after_mib"] for gpu in ended["gpu_memory"]] == [0, 0]
+    assert ended["memory_unproven"] is None
+    gpus.box.down("one")
+
+
 def test_adoption_takes_the_leases_again(gpus: GpuBox) -> None:
     gpus.profile("one")
     gpus.up("one")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from deploy.console.gpu_table import holder_words, lines
-from deploy.host.gpus import REMEDIES, WHAT, NoGpus, parsed
+from deploy.host.gpus import REMEDIES, WHAT, Inventory, NoGpus, parsed
 from deploy.host.holders import container_of, describe
 from deploy.plan.launch_plan import Gpu
-from deploy.supervise.gpu_memory import Held, report
+from deploy.supervise.gpu_memory import Held, held_on, report
 
 ID = "3f0c" * 16
 
@@ -127,12 +127,20 @@ def test_memory_that_is_still_charged_is_named_by_gpu_and_pid() -> None:
     assert told["memory_held"] == ["GPU 1: pid 8 1000 MiB", "GPU 1: pid 9 memory"]
 
 
+def test_a_gpu_that_lists_no_processes_is_no_free_one() -> None:
+    gpu = {"uuid": "GPU-a", "pci": "00000000:01:00.0", "memory_used_mib": 5000, "processes": None}
+    (found,) = parsed(told({"gpu": {"nvml": 0, **gpu}}, {"done": True}), complete=True).gpus
+    assert held_on(TWO, Inventory([found]), {7}) == {"GPU-a": Held(5000, {}, False)}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "why", "words"),
     [
         (SERVING, None, "NVML: Unknown Error", "Unknown Error"),
         ({}, EMPTY, None, "never listed a process of this deployment on GPU 0, 1"),
         ({**SERVING, "GPU-b": Held(1636, {})}, EMPTY, None, "on GPU 1"),
+        (SERVING, {**EMPTY, "GPU-b": Held(None, {}, False)}, None, "does not list the processes on GPU 1"),
+        (SERVING, {"GPU-a": EMPTY["GPU-a"]}, None, "does not list the processes on GPU 1"),  # it is lost
     ],
 )
 def test_what_cannot_be_proven_is_said(
