@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.box import FAKES, HOMES, Box
+from tests.gpu_box import GpuBox
 
 NOWHERE = "/dev/null/a-home-that-no-test-has-set"
 
@@ -47,3 +48,9 @@ def nvml_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = folder / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, FAKES / "nvml.c"], check=True)
     return folder
+
+
+@pytest.fixture
+def gpus(box: Box, nvml_folder: Path) -> GpuBox:
+    """Eight GPUs with nothing on them; an engine's rank takes 1000 MiB."""
+    return GpuBox(box, nvml_folder)

@@ -181,7 +181,7 @@ def xid(subject: Subject) -> Finding | None:
     found = [line[:160] for line in subject.kernel_log if (match := XID.search(line)) and int(match[1]) not in HARMLESS]
     if found:
         fix = ["the number tells the kind (NVIDIA's Xid catalogue); 79 is a GPU off the bus: reset, reseat, or reboot"]
-        return Finding(FAIL, f"{len(found)} faults were reported", found[-6:], fix)
+        return Finding(FAIL, f"{len(found)} reported", found[-6:], fix)
     return Finding(OK, "none")
 
 

@@ -1,58 +1,13 @@
-"""GPUs: chosen, leased, shown and given back, against the fake NVML library."""
+"""GPUs: shown, chosen and leased, against the fake NVML library."""
 
 import json
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.box import Box, Result, alive, free_port, wait_until
-
-
-class GpuBox:
-    """A box on a machine with GPUs. `machine` is the text file that the fake NVML reads."""
-
-    def __init__(self, box: Box, library: Path) -> None:
-        self.box = box
-        self.machine = box.root / "machine.txt"
-        self.told = box.root / "argv.json"
-        self.set("charge_holders 1000")
-        box.env |= {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(self.machine)}
-
-    def set(self, *lines: str) -> None:
-        """What the machine is now."""
-        self.machine.write_text("\n".join(lines) + "\n")
-
-    def profile(self, name: str = "tiny", gpus: int = 2, keys: dict[str, Any] | None = None) -> None:
-        """A profile for the fake engine on GPUs, on a port of its own."""
-        mine = {
-            "parallel.tensor": gpus,
-            "hardware.gpus": gpus,
-            "serve.port": free_port(),
-            "env.FAKE_VLLM_ARGV_FILE": str(self.told),
-        }
-        self.box.profile(name, "device=cuda", {**mine, **(keys or {})})
-
-    def up(self, *args: str) -> Result:
-        """`kdeploy up … --json`."""
-        return self.box.run("up", *args, "--json")
-
-    def visible(self) -> str:
-        """CUDA_VISIBLE_DEVICES of the engine started last."""
-        return str(json.loads(self.told.read_text())["env"]["CUDA_VISIBLE_DEVICES"])
-
-    def leases(self) -> dict[int, str]:
-        """GPU number -> deployment, as `gpus` shows it."""
-        gpus = self.box.ok("gpus", "--json").json["gpus"]
-        return {gpu["index"]: gpu["lease"]["deployment"] for gpu in gpus if gpu["lease"]}
-
-
-@pytest.fixture
-def gpus(box: Box, nvml_folder: Path) -> GpuBox:
-    """Eight GPUs with nothing on them; an engine's rank takes 1000 MiB."""
-    return GpuBox(box, nvml_folder)
+from tests.box import Box, alive, wait_until
+from tests.gpu_box import GpuBox
 
 
 def test_inventory(gpus: GpuBox) -> None:
@@ -86,31 +41,6 @@ def test_inventory(gpus: GpuBox) -> None:
         assert words in told.stdout, words
     assert "see dmesg for Xid" in told.stderr
     assert max(map(len, told.stdout.splitlines())) <= 120
-
-
-def test_status_shows_memory_and_down_gives_it_back(gpus: GpuBox) -> None:
-    gpus.profile()
-    result = gpus.up("tiny")
-    assert result.rc == 0, result
-    status = gpus.box.status()
-    assert [gpu["index"] for gpu in status["gpus"]] == [0, 1]
-    assert all(gpu["uuid"].startswith("GPU-") for gpu in status["gpus"])
-    assert all(gpu["memory_used_mib"] >= 1000 for gpu in status["gpus"])
-    assert gpus.leases() == {0: "tiny", 1: "tiny"}
-    assert gpus.visible() == "0,1"
-    environment = json.loads(gpus.told.read_text())["env"]
-    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    # a neighbour comes meanwhile: totals say nothing, our own processes' memory does
-    gpus.set("charge_holders 1000", f"proc 0 {os.getpid()} 30000")
-    result = gpus.box.down("tiny", "--json")
-    assert "its memory on 2 GPUs is back" in result.stderr
-    (down,) = result.json["deployments"]
-    assert [(gpu["index"], gpu["ours_before_mib"], gpu["ours_after_mib"]) for gpu in down["gpu_memory"]] == [
-        (0, 1000, 0),
-        (1, 1000, 0),
-    ]
-    assert [gpu["after_mib"] for gpu in down["gpu_memory"]] == [30636, 636]
-    assert gpus.leases() == {}
 
 
 @pytest.mark.parametrize("named", ["5,2", "uuid", "prefix"])
@@ -198,24 +128,6 @@ def test_lease_outlives_its_supervisor_as_long_as_the_engine_lives(gpus: GpuBox)
     assert gpus.leases() == {}
 
 
-def test_memory_is_proven_back_even_when_supervisor_and_engine_died(gpus: GpuBox) -> None:
-    gpus.profile("one")
-    gpus.up("one")
-    (seen,) = [gpus.box.await_event("gpu-memory", "one")]
-    assert [gpu["ours_before_mib"] for gpu in seen["gpu_memory"]] == [1000, 1000]
-    os.kill(gpus.box.supervisor("one"), signal.SIGKILL)
-    gpus.box.await_released("one")
-    for process in gpus.box.engine("one"):
-        os.kill(process.pid, signal.SIGKILL)
-    gpus.box.await_no_engine("one")
-    assert gpus.box.status("one")["state"] == "failed"
-    gpus.box.await_released("one")
-    ended = gpus.box.status("one")
-    assert [gpu["ours_after_mib"] for gpu in ended["gpu_memory"]] == [0, 0]
-    assert ended["memory_unproven"] is None
-    gpus.box.down("one")
-
-
 def test_adoption_takes_the_leases_again(gpus: GpuBox) -> None:
     gpus.profile("one")
     gpus.up("one")
@@ -274,53 +186,6 @@ def test_a_lease_folder_that_nobody_can_write(gpus: GpuBox) -> None:
     assert "export KDEPLOY_LEASE_DIR" in result.stderr
 
 
-def test_memory_that_does_not_come_back_is_named_and_then_waited_for(gpus: GpuBox) -> None:
-    """The kernel can give a dead process's memory back late: `down` is not done before, and the next start waits."""
-    gpus.set("gpus 2", "charge_holders 60000", "release_after_s 600")
-    gpus.profile(keys={"stop.kill_s": 0.5})
-    assert gpus.up("tiny").rc == 0
-    pids = sorted(gpus.box.workers())
-    result = gpus.box.run("down", "tiny", "--force")
-    assert result.rc == 8, result
-    assert f"GPU 0: pid {pids[0]} 60000 MiB" in result.stderr
-    assert f"GPU 1: pid {pids[1]} 60000 MiB" in result.stderr
-    again = gpus.box.run("down", "tiny")
-    assert again.rc == 8
-    assert "a new supervisor looks again" in again.stderr
-    assert "has ended, its memory is not back yet" in gpus.box.ok("gpus").stdout
-    with gpus.box.running("up", "tiny") as waiting:
-        assert waiting.stderr is not None
-        line = next(text for text in waiting.stderr if b"comes back late" in text)
-        assert f"pid {pids[0]}, which has ended".encode() in line
-        gpus.set("gpus 2", "charge_holders 60000")
-        assert waiting.wait(60) == 0
-    gpus.box.down("tiny")
-
-
-def test_memory_of_a_crash_is_told_beside_it_and_a_second_look_can_prove_it(gpus: GpuBox) -> None:
-    gpus.set("gpus 2", "charge_holders 60000", "release_after_s 600")
-    gpus.profile(keys={"stop.kill_s": 0.5, "restart.policy": "on-failure"})
-    assert gpus.up("tiny").rc == 0
-    os.kill(gpus.box.core(), signal.SIGKILL)
-    gpus.box.await_event("teardown-incomplete")
-    gpus.box.await_released()
-    (told,) = gpus.box.events("teardown-incomplete")
-    texts = [item["text"] for item in told["diagnosis"]["evidence"]]
-    assert texts[-1].startswith("before that it had failed: engine-died")
-    assert len(gpus.box.launches()) == 1  # nothing is started on top of that
-    gpus.set("gpus 2", "charge_holders 60000")
-    assert "its memory on 2 GPUs is back" in gpus.box.down("tiny").stderr
-
-
-def test_down_waits_for_memory_that_comes_back_late(gpus: GpuBox) -> None:
-    gpus.set("charge_holders 60000", "release_after_s 2")
-    gpus.profile(keys={"stop.kill_s": 60})
-    assert gpus.up("tiny").rc == 0
-    result = gpus.box.down("tiny")
-    assert "GPU 0  60636 MiB -> 636 MiB, ours 60000 MiB -> 0 MiB" in result.stderr
-    assert gpus.box.events("stopped")[-1]["seconds"] >= 1.5
-
-
 def test_without_nvml(gpus: GpuBox) -> None:
     gpus.box.env["LD_LIBRARY_PATH"] = str(gpus.box.root)
     if gpus.box.run("gpus").rc == 0:
@@ -346,18 +211,6 @@ def test_a_driver_that_fails(gpus: GpuBox, line: str, words: str) -> None:
     result = gpus.box.run("gpus", env={"KDEPLOY_NVML_DEADLINE_S": "1"})
     assert result.rc == 6
     assert words in result.stderr
-
-
-@pytest.mark.parametrize(("line", "words"), [("init_error 999", "Unknown Error"), ("hang memory", "no answer")])
-def test_down_and_status_with_nvml_dead(gpus: GpuBox, line: str, words: str) -> None:
-    gpus.box.env["KDEPLOY_NVML_DEADLINE_S"] = "2"
-    gpus.profile()
-    gpus.up("tiny")
-    gpus.set(line)
-    status = gpus.box.status()
-    assert [gpu["memory_used_mib"] for gpu in status["gpus"]] == [None, None]
-    assert "GPU memory was not proven to be back" in gpus.box.down("tiny").stderr
-    assert words in gpus.box.status()["memory_unproven"]
 
 
 def test_gpus_for_a_cpu_engine(box: Box) -> None:
