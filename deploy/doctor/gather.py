@@ -88,6 +88,7 @@ def _space(files: Sysroot, wanted: Wanted | None) -> dict[str, Space]:
 
 
 def _space_at(path: str) -> Space | None:
+    path = os.path.abspath(path)
     while not os.path.isdir(path):  # not made yet: the file system it would be made on
         path = os.path.dirname(path)
     try:

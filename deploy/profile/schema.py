@@ -209,9 +209,9 @@ class Hardware(Section):
         None, description="GPUs to lease; 0 for a CPU engine. Default: tensor x pipeline x data."
     )
     capability: Annotated[str | None, BeforeValidator(_or_null(_text))] = Field(
-        None, description='CUDA capability that the profile was made for, such as "12.0".'
+        None, description='CUDA capability that the profile was made for, such as "12.0"; others are refused.'
     )
-    memory_gib: MaybeNumber = Field(None, description="Memory that each GPU must have, GiB.")
+    memory_gib: MaybeNumber = Field(None, description="Memory that each GPU must have, GiB; less is refused.")
 
 
 class Serve(Section):
