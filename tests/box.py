@@ -390,6 +390,15 @@ class Box:
         self.shm |= found
         return found
 
+    def sockets_of(self, pid: int) -> list[Path]:
+        """Socket files that a process has bound."""
+        held = set()
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                held.add(os.readlink(link))
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        return [Path(fields[7]) for fields in lines if len(fields) == 8 and f"socket:[{fields[6]}]" in held]
+
     def await_no_engine(self, name: str = "tiny", limit_s: float = LIMIT_S) -> None:
         """Wait until no process of the engine is left."""
         wait_until(lambda: not self.engine(name), f"every process of {name} to end", limit_s)

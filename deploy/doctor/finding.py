@@ -43,8 +43,8 @@ class Space(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a profile asks of the host. `folder`: of the checkpoint; `checkpoint_bytes` of its weights, where known;
-    `damage` and `engine_problem`: evidence and remedies of what is not usable; `port_problem`: the same of the port."""
+    """What a profile asks of the host. `folder`: of the checkpoint; `checkpoint_bytes`: of its weights, where known;
+    `checkpoint`, `engine_finding`, `port`: what is to be said about each of them."""
 
     profile: str
     gpus: int

@@ -18,7 +18,7 @@ from deploy.host.holders import describe
 from deploy.host.sysroot import Sysroot, sysroot
 from deploy.host.topology import Place, read_place, short_address
 from deploy.plan.fit_inputs import known_model
-from deploy.plan.gather import hub_cache, hub_snapshot, local_model, refuse_taken_port
+from deploy.plan.gather import hub_cache, model_on_disk, refuse_taken_port
 from deploy.plan.launch_plan import LaunchPlan
 from deploy.profile.catalogue import Resolved
 from deploy.store.deployments import Deployment, observe_all
@@ -158,7 +158,7 @@ def _strangers(inventory: Inventory | None) -> list[str]:
 def _wanted(resolved: Resolved, plan: LaunchPlan | None) -> Wanted:
     profile = resolved.profile
     split = profile.parallel
-    folder = local_model(resolved) or hub_snapshot(profile.model.id or "", profile.model.revision, profile.env)
+    folder = model_on_disk(resolved)
     size, checkpoint = _checkpoint(resolved, folder)
     engine, finding = _engine(profile.engine.executable, profile.engine.version)
     return Wanted(

@@ -95,7 +95,10 @@ def judge(run: Run, control: Run | None, *, on_gpu: bool) -> Finding:
     if run.outcome == HEALTHY:
         slow = slow_ones(run.measured) if on_gpu else []
         if slow:
-            fix = ["kdeploy doctor shows links and ACS", "kdeploy tune compares NCCL settings on this box"]
+            fix = [
+                "kdeploy doctor shows links and ACS",
+                "other NCCL settings, one at a time: --set env.NCCL_…=VALUE with this same command",
+            ]
             return Finding(WARN, f"{SLOW}: sums are right, and {len(slow)} sizes take too long", slow, fix)
         return Finding(OK, f"{HEALTHY}: every sum is right at {len(run.measured)} sizes", run.evidence)
     what = f"{run.outcome}: {run.detail}"

@@ -54,9 +54,14 @@ def inside(folder: str | None) -> Iterator[None]:
 
 
 def _enter(folder: str) -> bool:
+    return _tell(folder, "cgroup.procs", "0")
+
+
+def _tell(folder: str, control: str, word: str) -> bool:
+    """Write to a control file; whether the kernel took it."""
     try:
-        with open(os.path.join(folder, "cgroup.procs"), "w") as file:
-            file.write("0")
+        with open(os.path.join(folder, control), "w") as file:
+            file.write(word)
     except OSError:
         return False
     return True
@@ -77,12 +82,7 @@ def kill(folder: str | None) -> bool:
     """SIGKILL to every process in it at once, those just being forked included. False where that is not possible."""
     if folder is None or own_folder() == folder:  # a return from `inside` that failed: it would end ourselves
         return False
-    try:
-        with open(os.path.join(folder, "cgroup.kill"), "w") as file:
-            file.write("1")
-    except OSError:
-        return False
-    return True
+    return _tell(folder, "cgroup.kill", "1")
 
 
 def remove(folder: str | None) -> None:

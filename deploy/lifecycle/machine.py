@@ -175,7 +175,7 @@ def _gate_passed(m: Machine, event: Input, limits: Limits) -> Step:
             **event.data,
         },
     )
-    return Step(replace(m, state=READY, phase=None, bad_health=0, stuck=False, served=True), (record,))
+    return Step(replace(m, state=READY, phase=None, bad_health=0, served=True), (record,))
 
 
 def _fail(m: Machine, event: Input, diagnosis: dict[str, Any], kind: str, data: dict[str, Any]) -> Step:

@@ -9,7 +9,7 @@ from deploy.engine import shapes
 from deploy.engine.flags import canonical
 from deploy.errors import WILL_NOT_FIT, KdeployError, usage
 from deploy.plan.fit import Case, Fit, estimate
-from deploy.plan.gather import hub_snapshot, local_model
+from deploy.plan.gather import model_on_disk
 from deploy.profile.catalogue import Resolved
 
 # The human-readable numbers of vLLM's parser: 32k is 32000, 32K is 32768.
@@ -34,9 +34,7 @@ def known_model(resolved: Resolved, *, tensors: bool = True) -> Model:
         tensors: also read the headers of the weight files.
     """
     model = resolved.profile.model
-    folder = local_model(resolved)
-    if folder is None and model.id:
-        folder = hub_snapshot(model.id, model.revision, resolved.profile.env)
+    folder = model_on_disk(resolved)
     notes: list[str] = []
     facts = None
     found: list[Tensor] = []

@@ -127,6 +127,13 @@ def _quietly(folder: str) -> list[WeightFile]:
         return []
 
 
+def model_on_disk(resolved: Resolved) -> str | None:
+    """The folder of a profile's model on this machine, the hub's cache included; None when it has to be fetched."""
+    model = resolved.profile.model
+    folder = local_model(resolved)
+    return folder or (hub_snapshot(model.id, model.revision, resolved.profile.env) if model.id else None)
+
+
 def local_model(resolved: Resolved) -> str | None:
     """The folder that a profile's model is loaded from: `model.path` where there is one, else the id's in one of
     `model.folders`; None when it comes from the hub or its cache."""

@@ -124,7 +124,8 @@ def refuse(profile: Profile, extra: Sequence[str], flags: Flags) -> None:
         )
     if profile.patches:
         raise usage(
-            f"patches: unknown patch {', '.join(profile.patches)}", fix=["this version of kdeploy ships no patches"]
+            f"patches: unknown patch {', '.join(profile.patches)}",
+            fix=["this version of kdeploy applies no patches: leave `patches` out"],
         )
     typed = [word.partition("=")[0] for word in extra if word.startswith("--")]
     for word in [*(f"args.{key}" for key in profile.args), *typed]:

@@ -110,11 +110,6 @@ class MemoryProof:
         """Whether every process is gone, and memory is waited for."""
         return self.gone_at is not None
 
-    @property
-    def helper(self) -> int | None:
-        """Pid of the helper that is asking now: a child of ours that is no orphan of the engine's."""
-        return self.reading.process.pid if self.reading else None
-
     def recall(self, account: Sequence[dict[str, Any]]) -> None:
         """Take over what an earlier supervisor has told of our processes' memory."""
         for gpu in account:

@@ -207,6 +207,7 @@ class Supervisor:
             uuids = [gpu.uuid for gpu in self.plan.gpus]
             self.leases = take_over(uuids, self.launch.deployment, leader, self.plan.lease_dir or None)
             self._watch_leader(leader)
+        self._note_files()
         self.memory.ask()
         self.tell_parent("ok")  # now, not before: whoever asked reads the journal next
         self._tell_manager()
@@ -364,7 +365,7 @@ class Supervisor:
         self.due.pop("counters", None)
         self.rank_lost = None
         self._look_at_members()
-        self._note_sockets()
+        self._note_files()
         self.due["gone"] = time.monotonic()
 
     def _signal_leader(self, name: str) -> None:
@@ -552,9 +553,11 @@ class Supervisor:
             self._look_for_work()
         self._again("members", MEMBERS_POLL_S if self.machine.state == STARTING else MEMBERS_POLL_READY_S)
 
-    def _note_sockets(self) -> None:
-        """A vLLM that is ended leaves its socket files behind; whose they are is known only while it lives."""
-        self.sockets |= bound_by(identity.pid for identity in self.ledger.members)
+    def _note_files(self) -> None:
+        """A vLLM that is ended leaves socket files and shared memory behind; whose they are is known while it lives."""
+        pids = [identity.pid for identity in self.ledger.members]
+        self.sockets |= bound_by(pids)
+        self.shm |= mapped_by(pids)
 
     def _look_for_work(self) -> None:
         """Bytes read or processor time spent are progress too: vLLM may be silent for long and yet move."""
@@ -592,7 +595,7 @@ class Supervisor:
         for sighting in sightings:
             if sighting.kind == "phase":
                 self._input("phase_seen", sighting.data)
-                self._note_sockets()  # some live only while it starts
+                self._note_files()  # some live only while it starts
             elif sighting.kind == "trouble":
                 # the first lines hold the root of a failed start, the last ones that of a death weeks later
                 if len(self.trouble) >= 2 * TROUBLE_KEPT:
@@ -686,7 +689,7 @@ class Supervisor:
         elif verdict == "passed":
             self._read_log(to_end=False)
             self._look_at_members()
-            self._note_sockets()
+            self._note_files()
             seen: dict[str, Any] = {"url": self.plan.url, "model": self.plan.served_names[0]}
             if self.gate.answers:
                 seen["canary"] = self.gate.answers

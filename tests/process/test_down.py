@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from deploy.host import cgroups
 from tests.box import FAKE_VLLM, LIMIT_S, Box, alive, free_port, wait_until
 
 
@@ -148,13 +149,7 @@ def test_shared_memory_of_a_killed_engine_is_removed(box: Box) -> None:
 @pytest.mark.parametrize("killed", [False, True])
 def test_socket_files_of_the_engine_are_removed(box: Box, killed: bool) -> None:
     box.up("tiny", "sockets=1")
-    held = {
-        int(link[8:-1])
-        for link in (os.readlink(path) for path in Path(f"/proc/{box.api()}/fd").iterdir())
-        if link.startswith("socket:[")
-    }
-    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    paths = [Path(fields[7]) for fields in lines if len(fields) == 8 and int(fields[6]) in held]
+    paths = box.sockets_of(box.api())
     assert len(paths) == 3
     if killed:
         os.kill(box.api(), signal.SIGKILL)
@@ -180,6 +175,25 @@ def test_the_engine_lives_in_a_cgroup_of_its_own(box: Box) -> None:
     assert box.supervisor() not in inside
     box.down("tiny")
     assert not group.exists()
+
+
+def test_the_kernel_ends_a_whole_cgroup_at_once() -> None:
+    group = cgroups.make(f"kdeploy-test-{os.getpid()}")
+    if group is None:
+        pytest.skip("no cgroup v2 here that we may write to")
+    home = cgroups.own_folder()
+    with cgroups.inside(group):
+        stubborn = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 300 & wait"], start_new_session=True)
+    try:
+        assert cgroups.own_folder() == home
+        assert stubborn.pid in cgroups.pids_in(group)
+        assert cgroups.kill(group)
+        assert stubborn.wait(timeout=LIMIT_S) == -signal.SIGKILL
+        wait_until(lambda: not cgroups.pids_in(group), "its child to be gone too")
+    finally:
+        stubborn.kill()
+        cgroups.remove(group)
+    assert not os.path.exists(group)
 
 
 def test_a_stray_that_nobody_recorded_is_found_by_the_cgroup_after_an_adoption(box: Box) -> None:

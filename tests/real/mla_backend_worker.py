@@ -165,6 +165,19 @@ def refusals() -> dict[str, Any]:
         }
 
 
+def built(**changes: Any) -> str:
+    """What the sparse layer says against being built so; empty when it is built."""
+    from sm120_mla.sparse import Sm120SparseImpl
+
+    buffer = torch.zeros(1, 96, dtype=torch.int32)
+    arguments = {**COMMON, **MLA, "kv_cache_dtype": "bfloat16", "topk_indices_buffer": buffer, **changes}
+    try:
+        Sm120SparseImpl(**arguments)
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
 def registered() -> dict[str, str]:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -191,6 +204,14 @@ def main() -> None:
         for kind in ("bfloat16", "fp8", "fp8_ds_mla"):
             for name, (lens, decodes) in batches.items():
                 answers["sparse"][f"{kind} {name}"] = sparse(kind, lens, decodes)
+        answers["built"] = {
+            "as it is": built(),
+            "alibi": built(alibi_slopes=[1.0]),
+            "window": built(sliding_window=4096),
+            "encoder": built(attn_type="encoder"),
+            "rank": built(kv_lora_rank=256),
+            "no buffer": built(topk_indices_buffer=None),
+        }
         for kind in ("bfloat16", "fp8"):
             answers["dense"][kind] = dense(kind)
         parallel_state.destroy_model_parallel()

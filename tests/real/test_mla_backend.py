@@ -36,4 +36,11 @@ def test_backends_answer_as_the_reference_does() -> None:
     for accepted in ("sm120 with fp8 and context parallelism", "bf16", "packed"):
         assert answers["refusals"][accepted] == []
     assert answers["refusals"]["capability 8.0"] == ["compute capability not supported"]
+    built = answers["built"]
+    assert built["as it is"] == ""
+    assert built["alibi"].endswith("alibi_slopes")
+    assert built["window"].endswith("sliding_window")
+    assert "not encoder" in built["encoder"]
+    assert "not 256 + 64" in built["rank"]
+    assert "top-k buffer" in built["no buffer"]
     assert answers["refusals"]["pcp"] == ["PCP not supported"]

@@ -13,10 +13,11 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonMetadata,
     MLACommonMetadataBuilder,
 )
-from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
 
 from . import attention, layouts, workspace
+from .bounds import Bounded
 
 
 class Sm120DenseBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
@@ -57,52 +58,9 @@ class Sm120DenseBackend(TritonMLABackend):
         return False
 
 
-class Sm120DenseImpl(MLACommonImpl[MLACommonMetadata]):
+class Sm120DenseImpl(Bounded, MLACommonImpl[MLACommonMetadata]):
     can_return_lse_for_decode: bool = True
     supports_dcp: bool = True
-
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: list[float] | None,
-        sliding_window: int | None,
-        kv_cache_dtype: str,
-        logits_soft_cap: float | None,
-        attn_type: str,
-        kv_sharing_target_layer_name: str | None,
-        **mla_args: Any,
-    ) -> None:
-        for name, value in (
-            ("alibi_slopes", alibi_slopes),
-            ("sliding_window", sliding_window),
-            ("logits_soft_cap", logits_soft_cap),
-        ):
-            if value:
-                raise NotImplementedError(f"sm120-mla does not support {name}")
-        if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"sm120-mla supports decoder self-attention, not {attn_type}")
-        super().__init__(
-            num_heads,
-            head_size,
-            scale,
-            num_kv_heads,
-            alibi_slopes,
-            sliding_window,
-            kv_cache_dtype,
-            logits_soft_cap,
-            attn_type,
-            kv_sharing_target_layer_name,
-            **mla_args,
-        )
-        if (self.kv_lora_rank, self.qk_rope_head_dim) != (layouts.LATENT, layouts.ROPE):
-            raise NotImplementedError(
-                f"sm120-mla reads rows of {layouts.LATENT} + {layouts.ROPE} values, "
-                f"not {self.kv_lora_rank} + {self.qk_rope_head_dim}"
-            )
-        self.supports_quant_query_input = False
 
     def forward_mqa(
         self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: MLACommonMetadata, layer: Any

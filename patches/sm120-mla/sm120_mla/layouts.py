@@ -34,10 +34,6 @@ class Cache:
     def page_size(self) -> int:
         return self.latent.shape[1]
 
-    @property
-    def row_bytes(self) -> int:
-        return PACKED_BYTES if self.layout == "packed" else ROW * self.latent.element_size()
-
 
 def view(tensor: torch.Tensor, tensor_scale: torch.Tensor | None = None) -> Cache:
     """Read the layout off a cache [pages, page_size, width].

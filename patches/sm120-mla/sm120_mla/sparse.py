@@ -13,9 +13,10 @@ from vllm.model_executor.layers.attention.sparse_mla_attention import (
     SparseMLACommonMetadata,
     SparseMLACommonMetadataBuilder,
 )
-from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionType, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
 
 from . import attention, layouts, workspace
+from .bounds import Bounded
 
 
 class Sm120SparseBuilder(SparseMLACommonMetadataBuilder[SparseMLACommonMetadata]):
@@ -102,7 +103,7 @@ class Sm120SparseBackend(AttentionBackend):
         return None
 
 
-class Sm120SparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
+class Sm120SparseImpl(Bounded, SparseMLACommonImpl[SparseMLACommonMetadata]):
     """Top-k attention for decode, prefill and mixed batches alike: every query token over its own rows."""
 
     can_return_lse_for_decode: bool = True
@@ -113,51 +114,10 @@ class Sm120SparseImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):
     lse_base_on_e: bool = True
     supports_mtp_with_cp_non_trivial_interleave_size: bool = True
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: list[float] | None,
-        sliding_window: int | None,
-        kv_cache_dtype: str,
-        logits_soft_cap: float | None,
-        attn_type: str,
-        kv_sharing_target_layer_name: str | None,
-        **mla_args: Any,
-    ) -> None:
-        for name, value in (
-            ("alibi_slopes", alibi_slopes),
-            ("sliding_window", sliding_window),
-            ("logits_soft_cap", logits_soft_cap),
-        ):
-            if value:
-                raise NotImplementedError(f"sm120-mla does not support {name}")
-        if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"sm120-mla supports decoder self-attention, not {attn_type}")
-        super().__init__(
-            num_heads,
-            head_size,
-            scale,
-            num_kv_heads,
-            alibi_slopes,
-            sliding_window,
-            kv_cache_dtype,
-            logits_soft_cap,
-            attn_type,
-            kv_sharing_target_layer_name,
-            **mla_args,
-        )
-        if (self.kv_lora_rank, self.qk_rope_head_dim) != (layouts.LATENT, layouts.ROPE):
-            raise NotImplementedError(
-                f"sm120-mla reads rows of {layouts.LATENT} + {layouts.ROPE} values, "
-                f"not {self.kv_lora_rank} + {self.qk_rope_head_dim}"
-            )
+    def __init__(self, *args: Any, **mla_args: Any) -> None:
+        super().__init__(*args, **mla_args)
         if self.topk_indices_buffer is None:
             raise NotImplementedError("sm120-mla's sparse backend needs the indexer's top-k buffer")
-        # the kernels take bf16 queries with every cache
-        self.supports_quant_query_input = False
 
     def reserve_workspace(self) -> None:
         """Claim the split workspace in the profiling run, so that the KV cache is sized around it."""
