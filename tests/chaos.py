@@ -105,6 +105,8 @@ def walk(target: str, phase: str, name: str, root: Path, nvml: Path) -> Outcome:
     box.port = int(keys["serve.port"])
     try:
         return _walk(box, target, phase, name)
+    except AssertionError as error:
+        raise AssertionError(f"{target} {name} in {phase}: {error}; its command said: {_said(box)}") from error
     finally:
         box.end_everything()
 
@@ -136,6 +138,11 @@ def _walk(box: Box, target: str, phase: str, name: str) -> Outcome:
     return Outcome(target, phase, name, told, noticed, left)
 
 
+def _said(box: Box) -> str:
+    path = box.root / "said.txt"
+    return path.read_text()[-1000:] if path.exists() else ""
+
+
 @contextlib.contextmanager
 def _brought_to(box: Box, phase: str) -> Iterator[subprocess.Popen[bytes]]:
     """A deployment in `phase`, and a command that follows it there."""
@@ -144,14 +151,15 @@ def _brought_to(box: Box, phase: str) -> Iterator[subprocess.Popen[bytes]]:
         box.ok("up", "tiny")
         box.note_shm()
         follow = ["logs", "-f", "tiny"] if phase == "ready" else ["down", "tiny"]
-    process = subprocess.Popen(
-        [str(KDEPLOY), *follow],
-        env=box.environment(),
-        cwd=box.root,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with open(box.root / "said.txt", "ab") as said:
+        process = subprocess.Popen(
+            [str(KDEPLOY), *follow],
+            env=box.environment(),
+            cwd=box.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
     try:
         if phase == "stopping":
             box.await_event("signal")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos import TARGETS, cells, expected, walk
 
-AT_ONCE = 4
+AT_ONCE = 3
 
 
 @pytest.mark.timeout(600)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.box import Box, alive, wait_until
+from tests.box import LIMIT_S, Box, alive, wait_until
 from tests.gpu_box import GpuBox
 
 
@@ -105,7 +105,7 @@ def test_two_launches_at_once_get_different_gpus(gpus: GpuBox) -> None:
     for name in ("one", "two"):
         gpus.profile(name)
     with gpus.box.running("up", "one") as first, gpus.box.running("up", "two") as second:
-        told = [process.communicate(timeout=60)[1] for process in (first, second)]
+        told = [process.communicate(timeout=LIMIT_S)[1] for process in (first, second)]
         assert (first.returncode, second.returncode) == (0, 0), told
     held = gpus.leases()
     assert sorted(held.values()) == ["one", "one", "two", "two"]
