@@ -19,6 +19,7 @@ VERBS = {
     "profile": ("profile", "Profiles: list, show, check, schema, new."),
     "gpus": ("gpus", "The GPUs of this machine, who holds them, and their leases."),
     "doctor": ("doctor", "Examine the host: checks with evidence, reason and remedy."),
+    "patch": ("patch", "Patches: which apply here, what a deployment has confirmed."),
     "engine": ("engine", "vLLM installations: list, show, install, remove."),
 }
 ALIASES = {"start": "up", "stop": "down", "list": "ps", "log": "logs"}

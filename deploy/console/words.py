@@ -67,7 +67,15 @@ def _phase(data: dict[str, Any], observed: Observed) -> str:
 
 def _ready(data: dict[str, Any], observed: Observed) -> str:
     text = f"ready    {data.get('url')}  model {data.get('model')}, after {duration(data.get('total_seconds'))}"
+    text += "".join(f"\n         {line}" for line in _patches(data.get("patches", {})))
     return f"{text}\n         {data['reduced']}" if data.get("reduced") else text
+
+
+def _patches(patches: dict[str, dict[str, int]]) -> list[str]:
+    return [
+        f"patch {name}: {', '.join(f'{outcome} in {count} processes' for outcome, count in counts.items())}"
+        for name, counts in patches.items()
+    ]
 
 
 def _fact(data: dict[str, Any], observed: Observed) -> str:

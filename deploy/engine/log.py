@@ -41,6 +41,7 @@ WORDS = (
     b"Starting vLLM server",
     b"Initializing a V1",
     b"vLLM API server version",
+    b"[kdeploy-patch]",
 )
 
 SHARDS = re.compile(rb"(\d+)% Completed \| (\d+)/(\d+) ")
@@ -78,6 +79,9 @@ FACTS = (
     ("max_concurrency", re.compile(rb"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x"), float),
 )
 
+# A patch's own line; vLLM puts its prefix before the lines of its processes.
+PATCH = re.compile(rb"\[kdeploy-patch\] (\S+) (applied|needless|refused) \(pid (\d+), ([^)]*)\): ([^\r\n]*)")
+
 TROUBLE = re.compile(b"|".join(map(re.escape, TROUBLE_WORDS)))
 # What a server says at these levels never ends it.
 HARMLESS = re.compile(rb"\s*(\([^)]*\) ?)*(INFO|DEBUG|WARNING)\b")
@@ -91,7 +95,8 @@ class Line(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """What the log proves: `phase` {phase}, `shards` {done, total, pass}, `fact` {name: value}, `trouble` {line}."""
+    """What the log proves: `phase` {phase}, `shards` {done, total, pass}, `fact` {name: value}, `trouble` {line},
+    `patch` {patch, outcome, pid, process, why, line, text}."""
 
     kind: str
     data: dict[str, Any]
@@ -185,6 +190,10 @@ class LogReader:
             if found and name not in self.facts:
                 self.facts[name] = convert(found[1].decode(errors="replace"))
                 sightings.append(Sighting("fact", {name: self.facts[name]}))
+        for match in PATCH.finditer(piece):
+            name, outcome, pid, process, why = (text_of(part) for part in match.groups())
+            mark = {"patch": name, "outcome": outcome, "pid": int(pid), "process": process, "why": why}
+            sightings.append(Sighting("patch", {**mark, "line": number, "text": text_of(match[0])}))
         if TROUBLE.search(piece) and not HARMLESS.match(piece):
             sightings.append(Sighting("trouble", {"line": Line(number, text_of(piece))}))
 

@@ -38,6 +38,7 @@ class Observed:
     incomplete: bool = False
     gpu_memory: list[dict[str, Any]] = field(default_factory=list)  # before and after the end, for each GPU
     memory_unproven: str | None = None
+    patches: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)  # by name, then by pid
     restarting: bool = False  # the stop that was asked for is the first half of a restart
     over: bool = False
     last_at: str | None = None
@@ -131,6 +132,11 @@ def _fact(observed: Observed, at: str, data: dict[str, Any]) -> None:
     observed.facts.update({key: value for key, value in data.items() if key != "records_lost"})
 
 
+def _patch(observed: Observed, at: str, data: dict[str, Any]) -> None:
+    entry = {key: data.get(key) for key in ("outcome", "why", "process")}
+    observed.patches.setdefault(str(data.get("patch")), {})[int(data.get("pid", 0))] = entry
+
+
 def _ready(observed: Observed, at: str, data: dict[str, Any]) -> None:
     _enter(observed, at, None, data.get("seconds"))
     observed.ready_at = at
@@ -196,6 +202,7 @@ _HANDLERS = {
     "phase": _phase,
     "progress": _progress,
     "fact": _fact,
+    "patch": _patch,
     "ready": _ready,
     "exited": _exited,
     "failed": _failed,

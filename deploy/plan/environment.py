@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from deploy.patching.folder import PLUGIN
+
 # Passed through when set: what a program needs to find itself, its user, its certificates, proxies and the hub.
 PASSED = {
     "PATH",
@@ -85,6 +87,8 @@ def compose(
     engine: Mapping[str, str],
     gpus: list[int] | None,
     limit_s: float,
+    patches: Mapping[str, str] | None = None,
+    patch_folder: str | None = None,
 ) -> Environment:
     """The environment of a launch.
 
@@ -94,6 +98,8 @@ def compose(
         engine: what the installed engine needs to start.
         gpus: indices in PCI bus order of the leased GPUs; None for a CPU engine.
         limit_s: seconds the load may take; vLLM's own start limits are raised to it.
+        patches: variables that the loaded patches set.
+        patch_folder: the folder that carries them; first on Python's path.
     """
     values: dict[str, str] = {}
     passed: list[str] = []
@@ -115,10 +121,19 @@ def compose(
             dropped[name] = "inherited from the shell, would change the launch; name it under env: to keep it"
     values |= _own(gpus, limit_s)
     values |= engine
+    values |= patches or {}
     values |= {name: value for name, value in profile.items() if value is not None}
-    if profile.get("PYTHONPATH") and "PYTHONPATH" in engine:
-        values["PYTHONPATH"] = f"{engine['PYTHONPATH']}:{profile['PYTHONPATH']}"
+    path = [profile.get("PYTHONPATH")]
+    if profile.get("PYTHONPATH", "not named"):
+        path.insert(0, engine.get("PYTHONPATH"))
     values = {name: value for name, value in values.items() if profile.get(name, "") is not None}
+    if patch_folder is not None:
+        path.insert(0, patch_folder)
+        named = profile.get("VLLM_PLUGINS")
+        if named is not None:  # a list of its own, which would leave ours out
+            values["VLLM_PLUGINS"] = f"{named},{PLUGIN}".lstrip(",")
+    if any(path):
+        values["PYTHONPATH"] = ":".join(part for part in path if part)
     return Environment(values, passed, dropped)
 
 

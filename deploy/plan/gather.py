@@ -11,8 +11,10 @@ from deploy.errors import KdeployError, environment, refused, usage
 from deploy.homes import data_dir
 from deploy.host.listeners import holder, port_problem
 from deploy.host.processes import title
+from deploy.patching.catalogue import refuse_unknown
 from deploy.plan.launch_plan import Gpu, LaunchPlan
 from deploy.plan.make import Facts, make_plan, refuse
+from deploy.plan.patches import patching_of
 from deploy.profile.catalogue import Catalogue, Resolved
 from deploy.profile.yaml_reader import leaves
 from deploy.store.launches import check_name
@@ -39,6 +41,7 @@ def resolve(catalogue: Catalogue, wish: Wish) -> Resolved:
     check_version(NO_ENGINE, resolved.profile.engine.version)
     try:
         refuse(resolved.profile, wish.extra, shipped_flags())
+        refuse_unknown(resolved.profile.patches)
     except KdeployError as error:
         raise _placed(error, resolved) from None
     return resolved
@@ -70,8 +73,9 @@ def _plan(resolved: Resolved, wish: Wish, gpus: list[Gpu] | None, *, strict: boo
     if note and (strict or engine.interpreter):
         notes.append(note)
     model, weights = _model(resolved, notes, strict=strict)
-    facts = Facts(engine, model, weights, gpus, os.environ, shipped_flags())
     try:
+        patching = patching_of(profile, engine, model, notes)
+        facts = Facts(engine, model, weights, gpus, os.environ, shipped_flags(), patching)
         return make_plan(profile, resolved.name, resolved.file, facts, name=name, extra=wish.extra, notes=notes)
     except KdeployError as error:
         raise _placed(error, resolved) from None

@@ -54,6 +54,8 @@ class LaunchPlan:
     dropped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     bench: dict[str, Any] = field(default_factory=dict)
+    patches: list[dict[str, Any]] = field(default_factory=list)
+    patch_folder: str | None = None
     version: int = VERSION
 
     @property

@@ -12,13 +12,15 @@ from deploy.errors import usage
 from deploy.plan.command_line import serve_arguments
 from deploy.plan.environment import SECRET, compose
 from deploy.plan.launch_plan import Gpu, LaunchPlan, Shard
+from deploy.plan.patches import NONE, Patching
 from deploy.plan.references import malformed, references
 from deploy.profile.schema import Profile
 
 
 class Facts(NamedTuple):
     """What was found out before planning. `model` is the folder or hub id that vLLM is given; `weights` are empty
-    when the checkpoint is not on disk; `gpus` are the leased (or assumed) ones, None for a CPU engine."""
+    when the checkpoint is not on disk; `gpus` are the leased (or assumed) ones, None for a CPU engine; `patching` is
+    what the profile's patches come to."""
 
     engine: Engine
     model: str
@@ -26,6 +28,7 @@ class Facts(NamedTuple):
     gpus: list[Gpu] | None
     environ: Mapping[str, str]
     flags: Flags
+    patching: Patching = NONE
 
 
 def make_plan(
@@ -51,6 +54,8 @@ def make_plan(
         engine=facts.engine.env,
         gpus=None if facts.gpus is None else [gpu.index for gpu in facts.gpus],
         limit_s=profile.load.limit_s,
+        patches=facts.patching.env,
+        patch_folder=facts.patching.folder,
     )
     named = facts.model if profile.model.path else profile.model.id or facts.model
     served = profile.model.served_name or [named]
@@ -77,6 +82,8 @@ def make_plan(
         dropped=environment.dropped,
         notes=[*notes, *_notes(profile, arguments, facts.flags)],
         bench=profile.bench.model_dump(),
+        patches=facts.patching.entries,
+        patch_folder=facts.patching.folder,
     )
     return _with_digest(plan)
 
@@ -121,11 +128,6 @@ def refuse(profile: Profile, extra: Sequence[str], flags: Flags) -> None:
         raise usage(
             f"hardware.gpus is {profile.gpus}, but tensor x pipeline x data is {ranks}",
             fix=[f"set hardware.gpus to {ranks}, or leave it out"],
-        )
-    if profile.patches:
-        raise usage(
-            f"patches: unknown patch {', '.join(profile.patches)}",
-            fix=["this version of kdeploy applies no patches: leave `patches` out"],
         )
     typed = [word.partition("=")[0] for word in extra if word.startswith("--")]
     for word in [*(f"args.{key}" for key in profile.args), *typed]:

@@ -259,11 +259,13 @@ def invalid(problems: list[Problem]) -> KdeployError:
     count = len(problems)
     what = "the profile is not valid" if count == 1 else f"the profile is not valid: {count} errors"
     in_files = any(problem.at.line for problem in problems)
-    return usage(
-        what,
-        evidence=[line for problem in problems for line in _compiler_form(problem)],
-        fix=["mend it, then: kdeploy profile check" if in_files else "kdeploy profile show PROFILE lists the keys"],
-    )
+    fix = "mend it, then: kdeploy profile check" if in_files else "kdeploy profile show PROFILE lists the keys"
+    return usage(what, evidence=compiler_form(problems), fix=[fix])
+
+
+def compiler_form(problems: list[Problem]) -> list[str]:
+    """Problems as compilers write them: place, text, and the line with a mark below."""
+    return [line for problem in problems for line in _compiler_form(problem)]
 
 
 def _compiler_form(problem: Problem) -> list[str]:

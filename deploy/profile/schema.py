@@ -149,6 +149,7 @@ Args = dict[Annotated[str, AfterValidator(_flag_name)], Annotated[Any, PlainVali
 Env = dict[Annotated[str, AfterValidator(_variable)], Annotated[str | None, PlainValidator(_variable_value)]]
 Names = Annotated[list[str], PlainValidator(_names), WithJsonSchema({"type": "array", "items": {"type": "string"}})]
 Seconds = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Version1 = Annotated[int, BeforeValidator(_version), Field(ge=1, le=1)]
 ARG_SCHEMA = {"type": "object", "additionalProperties": True}
 ENV_SCHEMA = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
 
@@ -310,9 +311,7 @@ def _default(section: type[Section]) -> Any:
 class Profile(Section):
     """A kdeploy profile: everything that decides one model's launch."""
 
-    schema_: Annotated[int, BeforeValidator(_version), Field(ge=1, le=1)] = Field(
-        1, alias="schema", description="Version of this format."
-    )
+    schema_: Version1 = Field(1, alias="schema", description="Version of this format.")
     name: Annotated[str | None, BeforeValidator(_or_null(_name))] = Field(
         None, description="The profile's name; default: the file's name."
     )

@@ -2,22 +2,29 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from deploy.profile.schema import Profile, for_validation
 from deploy.profile.yaml_reader import Mapping, Node, Position, Problem, Sequence
 
+M = TypeVar("M", bound=BaseModel)
+
 FOREIGN = "a vLLM flag belongs under `args:`, a variable under `env:`"
 
 
 def validate(tree: Mapping) -> tuple[Profile | None, list[Problem]]:
     """The profile that the tree describes, or None and every problem in it."""
+    return validate_as(Profile, tree)
+
+
+def validate_as(model: type[M], tree: Mapping) -> tuple[M | None, list[Problem]]:
+    """The document of another schema that the tree describes, or None and every problem in it."""
     try:
-        return Profile.model_validate(for_validation(tree)), []
+        return model.model_validate(for_validation(tree)), []
     except ValidationError as error:
-        return None, [_problem(tree, details) for details in error.errors(include_url=False)]
+        return None, [_problem(tree, details, model) for details in error.errors(include_url=False)]
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -26,12 +33,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def _problem(tree: Mapping, details: Any) -> Problem:
+def _problem(tree: Mapping, details: Any, model: type[BaseModel]) -> Problem:
     path = [str(part) for part in details["loc"] if part != "[key]"]
     key = ".".join(path)
     kind = details["type"]
     if kind == "extra_forbidden":
-        return Problem(_place(tree, path, of_key=True), f"unknown key `{key}`", _right_spelling(path))
+        return Problem(_place(tree, path, of_key=True), f"unknown key `{key}`", _right_spelling(path, model))
     at = _place(tree, path, of_key="[key]" in details["loc"])
     if kind == "missing":
         return Problem(at, f"`{key}` is missing")
@@ -47,20 +54,21 @@ def _problem(tree: Mapping, details: Any) -> Problem:
     return Problem(at, f"`{key}`: {str(details['msg']).replace('Input should be', 'must be')}")
 
 
-def _right_spelling(path: list[str]) -> str:
+def _right_spelling(path: list[str], model: type[BaseModel]) -> str | None:
     """What an unknown key was probably meant to be: here with other dashes, elsewhere as it is, here but misspelt."""
     word = path[-1].replace("-", "_")
-    close = nearest(word, _keys_at(path[:-1]))
+    close = nearest(word, _keys_at(path[:-1], model))
     if close != word:
-        homes = [section for section in Profile.model_fields if word in _keys_at([section])]
+        homes = [section for section in model.model_fields if word in _keys_at([section], model)]
         if homes:
             return "it belongs under " + " or ".join(f"`{section}:`" for section in homes)
-    return f"did you mean `{close}`?" if close else FOREIGN
+    if close:
+        return f"did you mean `{close}`?"
+    return FOREIGN if model is Profile else None
 
 
-def _keys_at(path: list[str]) -> list[str]:
+def _keys_at(path: list[str], model: type[BaseModel]) -> list[str]:
     """The keys that the schema knows under `path`."""
-    model: type[BaseModel] = Profile
     for part in path:
         field = model.model_fields.get(part)
         annotation = field.annotation if field else None

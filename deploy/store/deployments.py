@@ -166,9 +166,30 @@ def to_json(deployment: Deployment, memory_mib: dict[str, int | None] | None = N
         "log": deployment.launch.log,
         "failed_phase": observed.phase if deployment.state == FAILED else None,
         "records_lost": observed.records_lost,
+        "patches": patches_json(observed, plan),
         "gpu_memory": observed.gpu_memory,
         "memory_unproven": observed.memory_unproven,
     }
+
+
+def patches_json(observed: Observed, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """The patches that were asked for: what the plan says of each, and what each process of the engine said."""
+    titles = {identity[0]: title for identity, title in observed.members.items()}
+    return [
+        {
+            **{key: entry.get(key) for key in ("name", "kind", "state", "why", "loaded")},
+            "processes": [
+                {
+                    "pid": pid,
+                    "title": titles.get(pid) or said["process"],
+                    "outcome": said["outcome"],
+                    "why": said["why"],
+                }
+                for pid, said in sorted(observed.patches.get(entry.get("name", ""), {}).items())
+            ],
+        }
+        for entry in plan.get("patches", [])
+    ]
 
 
 def url_of(plan: dict[str, Any]) -> str | None:

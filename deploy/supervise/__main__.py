@@ -76,6 +76,7 @@ def main() -> int:
 def _adopt(supervisor: Supervisor, launch: Launch) -> None:
     observed = fold(journal.read(launch.events))
     supervisor.memory.recall(observed.gpu_memory)
+    supervisor.confirmations.recall(observed.patches)
     machine = resume(
         observed.state,
         observed.phase,

@@ -9,6 +9,7 @@ from deploy.host.processes import Identity, Process, holders_of, snapshot, title
 
 # What a process is for, by the title that vLLM gives it. This never decides whose a process is.
 RANK = re.compile(r"(^|::)(EngineCore|Worker)")
+SERVER = re.compile(r"(^|::)APIServer")
 
 
 class Member(NamedTuple):
@@ -48,6 +49,15 @@ class Ledger:
             reaper=os.getpid() if self.parent_of_engine else None,
             spared=self.spared,
         )
+
+    def loaders(self) -> list[tuple[int, str]]:
+        """The living processes, with their titles, that load vLLM's plugins: the first one, servers, engines, ranks."""
+        found = []
+        for process in self.living():
+            name = title(process.pid)[:80]
+            if process.identity == self.leader or RANK.search(name) or SERVER.search(name):
+                found.append((process.pid, name))
+        return found
 
     def refresh(self) -> list[Member]:
         """Look again; the members that are new or have taken their title since."""

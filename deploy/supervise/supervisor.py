@@ -32,6 +32,8 @@ from deploy.host.shm import mapped_by, remove_unmapped
 from deploy.host.sockets import bound_by, remove_unbound
 from deploy.lifecycle.machine import Input, Limits, Machine, Step, next_deadline, start, step
 from deploy.lifecycle.states import FAILED, READY, SERVING, STARTING, STOPPING
+from deploy.patching.confirm import Confirmations
+from deploy.patching.folder import changed
 from deploy.plan.launch_plan import LaunchPlan
 from deploy.plan.references import Unresolved
 from deploy.store.journal import Journal
@@ -106,6 +108,7 @@ class Supervisor:
         self.trouble: list[Line] = []
         self.log_offset = 0
         self.gate = Gate(self.plan)
+        self.confirmations = Confirmations(self.plan.patches)
         self.generation: Generation | None = None
         self.memory = MemoryProof(self.plan.gpus, self._watch_reading, self._unwatch_reading)
         self.foreign_told = False
@@ -149,6 +152,9 @@ class Supervisor:
         self.tell_parent("ok")
         self._tell_manager()
         try:
+            damage = changed(self.plan.patch_folder) if self.plan.patch_folder else None
+            if damage:
+                raise CannotSpawn(f"{damage}; kdeploy up makes it again")
             engine = spawn(self.plan, self.launch.log, self.launch.folder, self.ledger.group)
         except CannotSpawn as error:
             diagnosis = {
@@ -603,8 +609,17 @@ class Supervisor:
                 self.trouble.append(sighting.data["line"])
             elif sighting.kind == "fact":
                 self._record("fact", sighting.data)
+            elif sighting.kind == "patch":
+                self._patch_seen(sighting.data)
             else:
                 self._shards_seen(sighting.data)
+
+    def _patch_seen(self, mark: dict[str, Any]) -> None:
+        if self.confirmations.take(mark):
+            self._record("patch", {key: mark[key] for key in ("patch", "outcome", "pid", "process", "why")})
+        refusal = self.confirmations.refusal(mark)
+        if refusal is not None:
+            self._input("gate_failed", {"diagnosis": refusal})
 
     def _shards_seen(self, data: dict[str, Any]) -> None:
         """Progress of the weights by vLLM's own bar; bytes from the shards' sizes when the bar counts files."""
@@ -690,7 +705,15 @@ class Supervisor:
             self._read_log(to_end=False)
             self._look_at_members()
             self._note_files()
+            unconfirmed = self.confirmations.unconfirmed(self.ledger.loaders())
+            if self.machine.state != STARTING:  # the lines just read have refused one
+                return
+            if unconfirmed is not None:
+                self._input("gate_failed", {"diagnosis": unconfirmed})
+                return
             seen: dict[str, Any] = {"url": self.plan.url, "model": self.plan.served_names[0]}
+            if self.confirmations.wanted:
+                seen["patches"] = self.confirmations.summary()
             if self.gate.answers:
                 seen["canary"] = self.gate.answers
             if self.gate.reduced:

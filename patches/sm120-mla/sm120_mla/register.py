@@ -5,9 +5,6 @@ one is the worse: before 0.33 by the versions whose wheels were read, told by wh
 """
 
 import importlib.util
-import logging
-
-logger = logging.getLogger("vllm.kdeploy.sm120_mla")
 
 _SPARSE = "sm120_mla.sparse.Sm120SparseBackend"
 _DENSE = "sm120_mla.dense.Sm120DenseBackend"
@@ -25,7 +22,7 @@ def has_sparse_base() -> bool:
     return importlib.util.find_spec("vllm.model_executor.layers.attention.sparse_mla_attention") is not None
 
 
-def register() -> None:
+def register() -> "str | tuple[str, str]":
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     done = []
@@ -35,4 +32,4 @@ def register() -> None:
     if not stock_dense_is_enough():
         register_backend(AttentionBackendEnum.TRITON_MLA, _DENSE)
         done.append("dense over TRITON_MLA")
-    logger.info("kdeploy patch sm120-mla: %s", ", ".join(done) or "nothing to do for this version")
+    return ", ".join(done) or ("needless", "this version has no sparse base, and its dense backend is enough")
