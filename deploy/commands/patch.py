@@ -1,10 +1,10 @@
 """`kdeploy patch list|status|check`: which patches apply here, and what an engine has confirmed."""
 
-import os
 import shutil
 from typing import Any, NamedTuple
 
 import click
+from packaging.version import Version
 
 from deploy.commands import options
 from deploy.commands.choosing import only
@@ -13,7 +13,7 @@ from deploy.engine.installations import Engine, find, installed
 from deploy.engine.sources import Sources, read_sources
 from deploy.errors import ENVIRONMENT, FAILED, OK, KdeployError, environment
 from deploy.patching import catalogue
-from deploy.patching.applies import LOADED, NOT_APPLICABLE, UNVERIFIED, Target, judge
+from deploy.patching.applies import LOADED, NOT_APPLICABLE, Target, judge, version_of
 from deploy.patching.patch import Patch
 from deploy.patching.selection import private_copies
 from deploy.plan.gather import hub_snapshot, local_model
@@ -115,7 +115,7 @@ def _here(executable: str | None) -> Here:
     if executable is not None or shutil.which("vllm"):
         engine = find(executable or "vllm")
     else:
-        engines = sorted(installed(), key=lambda entry: entry.version or "")
+        engines = sorted(installed(), key=lambda entry: version_of(entry.version) or Version("0"))
         engine = engines[-1] if engines else None
     if engine is None:
         return Here(None, None, _capability())
@@ -207,12 +207,11 @@ def _checked(resolved: Resolved, name: str, engine: Engine, here: Here) -> dict[
         (patch,) = catalogue.load([name])
     except KdeployError as error:
         return {**row, "state": "invalid", "why": "; ".join([error.what, *error.evidence[:1]])}
-    folder = local_model(resolved) or hub_snapshot(profile.model.id or "", profile.model.revision, profile.env) or ""
+    folder = local_model(resolved) or hub_snapshot(profile.model.id or "", profile.model.revision, profile.env)
     capability = "cpu" if profile.gpus == 0 else profile.hardware.capability or here.capability
-    state, why = judge(
-        patch.file, target_of(engine, here.sources, capability, architectures_in(os.path.join(folder, "")))
-    )
+    architectures = architectures_in(folder) if folder else None
+    state, why = judge(patch.file, target_of(engine, here.sources, capability, architectures))
     problem = _overlay_problem(patch, engine) if state in LOADED else None
     if problem is not None:
         state, why = NOT_APPLICABLE, problem
-    return {**row, "state": state, "why": why if state in (NOT_APPLICABLE, UNVERIFIED) or why else ""}
+    return {**row, "state": state, "why": why}

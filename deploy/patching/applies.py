@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 def judge(patch: PatchFile, target: Target) -> Verdict:
     """What `patch` is to `target`. What speaks against it comes first, then what makes it needless, then doubts."""
-    version = _version(target.version)
+    version = version_of(target.version)
     applies = patch.applies
     if version is not None and applies.vllm and not _within(version, applies.vllm):
         return Verdict(NOT_APPLICABLE, f"made for vLLM {applies.vllm}, and this is {version}")
@@ -81,11 +81,12 @@ def _doubts(patch: PatchFile, target: Target, version: Version | None) -> list[s
 
 def public(text: str | None) -> str:
     """A version without its local label, as metadata may carry it; 0 where it is not known."""
-    version = _version(text)
+    version = version_of(text)
     return version.public if version is not None else "0"
 
 
-def _version(text: str | None) -> Version | None:
+def version_of(text: str | None) -> Version | None:
+    """A version as PEP 440 reads it; None where it cannot."""
     try:
         return Version(text) if text is not None else None
     except InvalidVersion:
