@@ -190,7 +190,18 @@ def _published(plan: LaunchPlan) -> str:
 
 def _container_env(plan: LaunchPlan, *, visible: bool = True) -> dict[str, str]:
     """The environment without what is true of this machine's shell only. Inside a container the devices that it was
-    given are numbered anew, so kdeploy's own choice is left out."""
+    given are numbered anew, so kdeploy's own choice is left out.
+
+    Raises:
+        KdeployError: (exit 2) the launch has patches; their folder lies on this machine, and nobody would see that they
+            are missing.
+    """
+    if plan.patch_folder is not None:
+        names = ", ".join(entry["name"] for entry in plan.patches if entry["loaded"])
+        raise usage(
+            f"patches: {names} cannot be handed to a container",
+            fix=["render it for systemd or slurm, or leave them out: --set patches=[]"],
+        )
     hidden = {*LOCAL_ONLY, "CUDA_VISIBLE_DEVICES"} | (set() if visible else {"CUDA_DEVICE_ORDER"})
     return {
         key: value

@@ -9,6 +9,7 @@ from deploy.host.processes import Identity, Process, holders_of, snapshot, title
 
 # What a process is for, by the title that vLLM gives it. This never decides whose a process is.
 RANK = re.compile(r"(^|::)(EngineCore|Worker)")
+CORE = re.compile(r"(^|::)EngineCore")
 SERVER = re.compile(r"(^|::)APIServer")
 
 
@@ -51,13 +52,20 @@ class Ledger:
         )
 
     def loaders(self) -> list[tuple[int, str]]:
-        """The living processes, with their titles, that load vLLM's plugins: the first one, servers, engines, ranks."""
-        found = []
-        for process in self.living():
-            name = title(process.pid)[:80]
-            if process.identity == self.leader or RANK.search(name) or SERVER.search(name):
-                found.append((process.pid, name))
-        return found
+        """The living processes, with their titles, that load vLLM's plugins: the server, engines, ranks.
+
+        The server is whoever started an EngineCore (the first process may be a wrapper), else the first process.
+        """
+        living = [(process, title(process.pid)[:80]) for process in self.living()]
+        known = {process.pid for process, _ in living}
+        parents = {process.ppid for process, name in living if CORE.search(name)} & known
+        if not parents and self.leader is not None:
+            parents = {self.leader[0]}
+        return [
+            (process.pid, name)
+            for process, name in living
+            if process.pid in parents or RANK.search(name) or SERVER.search(name)
+        ]
 
     def refresh(self) -> list[Member]:
         """Look again; the members that are new or have taken their title since."""

@@ -51,6 +51,9 @@ def test_a_patch_is_confirmed_by_every_process_and_only_the_named_one_is_loaded(
     assert {"VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1"} <= set(said)
     assert {entry["outcome"] for entry in said.values()} == {"applied"}
     assert said["VLLM::Worker_TP1"]["why"] == "done as asked"
+    refused = box.run("render", "tiny", "--format", "compose")  # a container would be without it, and nobody would know
+    assert refused.rc == 2
+    assert "good cannot be handed to a container" in refused.stderr
     text = box.ok("patch", "status", "tiny").stdout
     assert "VLLM::Worker_TP1" in text
     assert "done as asked" in text
@@ -88,6 +91,18 @@ def test_an_engine_that_never_loads_the_patch_is_not_ready(box: Box) -> None:
     assert "VLLM::Worker_TP1" in result.stderr
     box.await_released()
     assert not box.events("ready")
+
+
+def test_a_wrapper_that_stays_before_the_engine_is_not_asked(box: Box) -> None:
+    write_patch(box, "good", "def apply():\n    return 'done'\n")
+    wrapper = box.root / "vllm"
+    wrapper.write_text(f'#!/bin/sh\n{FAKE_VLLM} "$@"\nexit $?\n')
+    wrapper.chmod(0o755)
+    status = box.up("tiny", "", {"patches": ["good"], "engine.executable": str(wrapper)})
+    pids = {entry["pid"] for entry in status["patches"][0]["processes"]}
+    assert {box.core(), *box.workers()} <= pids
+    assert status["pid"] not in pids
+    box.down()
 
 
 def test_an_overlay_changes_a_private_copy_and_drift_is_refused(box: Box) -> None:
