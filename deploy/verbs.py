@@ -20,6 +20,7 @@ VERBS = {
     "gpus": ("gpus", "The GPUs of this machine, who holds them, and their leases."),
     "doctor": ("doctor", "Examine the host: checks with evidence, reason and remedy."),
     "patch": ("patch", "Patches: which apply here, what a deployment has confirmed."),
+    "canary": ("canary", "Ask a deployment questions that must be answered with sense."),
     "engine": ("engine", "vLLM installations: list, show, install, remove."),
 }
 ALIASES = {"start": "up", "stop": "down", "list": "ps", "log": "logs"}

@@ -28,7 +28,7 @@ from deploy.supervise.client import held, launch, signal_supervisor, take_lock
 def command(name: str | None, timeout: float | None, as_json: bool) -> int:
     """Stop NAME and start it again with the plan it was launched with."""
     deployment = only(name, "restart")
-    plan = _recorded_plan(deployment)
+    plan = recorded_plan(deployment)
     old = deployment.launch.id if deployment.active else None
     if deployment.active:
         # the supervisor does both under one lock: nobody can get in between, and our death changes nothing
@@ -60,7 +60,8 @@ def _cancelled(observed: Observed) -> bool:
     return observed.incomplete or (observed.over and not observed.restarting)
 
 
-def _recorded_plan(deployment: Deployment) -> LaunchPlan:
+def recorded_plan(deployment: Deployment) -> LaunchPlan:
+    """The plan that a deployment was launched with."""
     try:
         with open(deployment.launch.plan, "rb") as file:
             return loads(file.read())

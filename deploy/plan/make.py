@@ -73,7 +73,12 @@ def make_plan(
         engine=facts.engine.to_json(),
         limits=_limits(profile),
         health=profile.health.model_dump(),
-        canary={**profile.canary.model_dump(), "max_model_len": profile.serve.max_model_len},
+        canary={
+            **profile.canary.model_dump(),
+            "max_model_len": profile.serve.max_model_len,
+            "patches": list(profile.patches),
+            "checkpoint": _checkpoint(facts, profile.model.revision),
+        },
         gpus=facts.gpus or [],
         gpus_wanted=profile.gpus,
         gpu_memory_utilization=profile.serve.gpu_memory_utilization,
@@ -86,6 +91,12 @@ def make_plan(
         patch_folder=facts.patching.folder,
     )
     return _with_digest(plan)
+
+
+def _checkpoint(facts: Facts, revision: str | None) -> str:
+    """Which checkpoint it is: its place, revision, and the names and sizes of its weight files."""
+    identity = [facts.model, revision, sorted((file.name, file.size) for file in facts.weights)]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 def _limits(profile: Profile) -> dict[str, Any]:

@@ -261,11 +261,17 @@ class Health(Section):
 
 
 class Canary(Section):
-    """The last gate before ready: a request that must be answered."""
+    """The last gate before ready: questions that must be answered, and with sense."""
 
     enabled: Flag = Field(True, description="Ask before the deployment counts as ready.")
-    coherence: Flag = Field(True, description="Refuse degenerate text too; false asks for any answer.")
-    timeout_s: Annotated[float, BeforeValidator(_number), Field(gt=0)] = Field(120, description="Patience.")
+    coherence: Flag = Field(True, description="Refuse answers without sense; false asks for any answer.")
+    likelihood: Flag = Field(True, description="Compare the likelihood of a fixed text with the first pass.")
+    expected_likelihood: Annotated[float | None, BeforeValidator(_or_null(_number)), Field(le=0)] = Field(
+        None, description="Mean log-probability a token of that text; null: what the first pass gave."
+    )
+    timeout_s: Annotated[float, BeforeValidator(_number), Field(gt=0)] = Field(
+        120, description="Patience for the first answer, and for all the others together."
+    )
 
 
 class Restart(Section):

@@ -36,6 +36,16 @@ def resolved(text: str, env: Callable[[str], str | None] = os.environ.get) -> st
     return resolve(text, env=env, file=read_secret_file)
 
 
+def api_key(plan: LaunchPlan) -> str | None:
+    """The key that the engine was started with, if our requests need one and it can be read here."""
+    argv = plan.argv
+    word = argv[argv.index("--api-key") + 1] if "--api-key" in argv[:-1] else plan.env.get("VLLM_API_KEY")
+    try:
+        return resolved(word) if word else None
+    except Unresolved:
+        return None
+
+
 def spawn(plan: LaunchPlan, log: str, folder: str, group: str | None = None) -> Spawned:
     """Start the engine of `plan`, writing to `log`, with `folder` as its working directory, in the cgroup `group`.
 

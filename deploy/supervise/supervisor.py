@@ -35,17 +35,19 @@ from deploy.lifecycle.states import FAILED, READY, SERVING, STARTING, STOPPING
 from deploy.patching.confirm import Confirmations
 from deploy.patching.folder import changed
 from deploy.plan.launch_plan import LaunchPlan
-from deploy.plan.references import Unresolved
+from deploy.store import likelihoods
 from deploy.store.journal import Journal
 from deploy.store.launches import Launch, make_launch
 from deploy.store.leases import note_engine, take_over
+from deploy.supervise.canary import Canary
 from deploy.supervise.exchanges import Exchanges, OnAnswer
 from deploy.supervise.gate import Gate
 from deploy.supervise.generation import Generation, one_token, read_counters
 from deploy.supervise.gpu_memory import MemoryProof
 from deploy.supervise.ledger import Ledger, Member
+from deploy.supervise.likelihood import key_of
 from deploy.supervise.notify import Notifier
-from deploy.supervise.spawn import CannotSpawn, resolved, spawn
+from deploy.supervise.spawn import CannotSpawn, api_key, spawn
 
 LOG_POLL_S = 0.2  # while starting
 LOG_POLL_READY_S = 5.0
@@ -107,8 +109,9 @@ class Supervisor:
         self.reader = LogReader()
         self.trouble: list[Line] = []
         self.log_offset = 0
-        self.gate = Gate(self.plan)
         self.confirmations = Confirmations(self.plan.patches)
+        self.checkpoint = key_of(self.plan)
+        self.gate = Gate(self.plan, likelihoods.recall(self.checkpoint), likelihoods.path_of(self.checkpoint))
         self.generation: Generation | None = None
         self.memory = MemoryProof(self.plan.gpus, self._watch_reading, self._unwatch_reading)
         self.foreign_told = False
@@ -643,17 +646,8 @@ class Supervisor:
         self, purpose: str, method: str, path: str, timeout_s: float, on_answer: OnAnswer, body: bytes = b""
     ) -> None:
         host = probe_host(self.plan.host)
-        data = request(method, path, host, body=body, api_key=self._api_key())
+        data = request(method, path, host, body=body, api_key=api_key(self.plan))
         self.exchanges.send(purpose, host, self.plan.port, data, timeout_s, on_answer)
-
-    def _api_key(self) -> str | None:
-        """The key that the engine was started with, if our probes need one."""
-        argv = self.plan.argv
-        word = argv[argv.index("--api-key") + 1] if "--api-key" in argv[:-1] else self.plan.env.get("VLLM_API_KEY")
-        try:
-            return resolved(word) if word else None
-        except Unresolved:
-            return None
 
     def _probe(self) -> None:
         if self.exchanges.busy("probe") or self.machine.ending is not None:
@@ -680,7 +674,7 @@ class Supervisor:
                 self._record("foreign-listener", {"port": self.plan.port})
             self._again("probe", GATE_POLL_S)
             return
-        ask = self.gate.next_ask()
+        ask = self.gate.next_ask(time.monotonic())
         self._send("probe", ask.method, ask.path, ask.timeout_s, self._gate_answered, ask.body)
 
     def _listener_is_ours(self, inodes: set[int]) -> bool:
@@ -693,13 +687,20 @@ class Supervisor:
 
     def _gate_answered(self, answer: Answer) -> None:
         before = self.gate.stage
-        self.gate.take(answer)
+        self.gate.take(answer, time.monotonic())
         verdict = self.gate.verdict
+        if verdict is not None and self.gate.canary is not None:
+            self._record("canary", self.gate.canary.account())
+            self._learn(self.gate.canary)
         if isinstance(verdict, dict):
             self._read_log(to_end=False)
             found = diagnose(self.trouble, exit_code=None, signal=None, tail=self.reader.tail())
             if verdict["cause"] == "canary-failed" and found["cause"] != "engine-died":
-                verdict = {**verdict, "evidence": found["evidence"], "fix": [*found["fix"], *verdict["fix"]]}
+                verdict = {
+                    **verdict,
+                    "evidence": [*verdict["evidence"], *found["evidence"]],
+                    "fix": [*found["fix"], *verdict["fix"]],
+                }
             self._input("gate_failed", {"diagnosis": verdict})
         elif verdict == "passed":
             self._read_log(to_end=False)
@@ -714,8 +715,6 @@ class Supervisor:
             seen: dict[str, Any] = {"url": self.plan.url, "model": self.plan.served_names[0]}
             if self.confirmations.wanted:
                 seen["patches"] = self.confirmations.summary()
-            if self.gate.answers:
-                seen["canary"] = self.gate.answers
             if self.gate.reduced:
                 seen["reduced"] = self.gate.reduced
             self._input("gate_passed", seen)
@@ -727,6 +726,13 @@ class Supervisor:
             # nothing to wait for between stages; only a server that is not well yet is asked again later
             moved = self.gate.stage != before or before == "canary"
             self._again("probe", 0.0 if moved else GATE_POLL_S)
+
+    def _learn(self, canary: Canary) -> None:
+        """Keep what a checkpoint's likelihood was when it first passed."""
+        mean = canary.learnable
+        if mean is not None:
+            document = {"mean": mean, "model": self.plan.model, "engine": self.plan.engine.get("version")}
+            likelihoods.remember(self.checkpoint, {**document, "launch": self.launch.id})
 
     def _health_answered(self, answer: Answer) -> None:
         if answer.status == 200:

@@ -239,7 +239,11 @@ def test_a_rank_that_stands_still_under_a_good_health_is_found_by_its_counters(b
 
 def test_an_idle_engine_that_cannot_generate_is_found_by_asking_for_a_token(box: Box) -> None:
     keys = {"health.stuck_s": 1, "health.probe_s": 0.5, "canary.timeout_s": 2, "stop.drain_s": 0.2}
-    box.up("tiny", "stuck_after_requests=4", {**keys, "restart.policy": "on-failure", "restart.attempts": 0})
+    box.up(
+        "tiny",
+        "stuck_after_requests=4",
+        {**keys, "canary.coherence": False, "restart.policy": "on-failure", "restart.attempts": 0},
+    )
     assert "one token" in box.await_event("unhealthy")["why"]
     box.await_event("failed")
     status = _comes_to_nothing(box)
