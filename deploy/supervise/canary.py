@@ -373,7 +373,7 @@ class Canary:
             "evidence": [{"line": None, "text": _evidence(one)} for one in told[:3]],
             "fix": [
                 *fix,
-                "kdeploy logs shows what the engine said; kdeploy logs --events has every answer",
+                "kdeploy logs shows what the engine said; kdeploy logs --events --json has every answer",
                 "a model that is random by design: --set canary.coherence=false",
             ],
             "retryable": self.retryable,

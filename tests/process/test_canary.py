@@ -37,6 +37,7 @@ def test_garbage_in_one_of_five_keeps_it_from_being_ready_and_the_texts_are_kept
     (record,) = box.events("canary")
     assert record["passed"] is False
     assert [(one["question"], one["content"]) for one in record["asked"]][-1] == ("copy", SPOILT)
+    assert SPOILT in box.ok("logs", "tiny", "--events", "--json").stdout, "as the remedy says"
     box.await_no_engine()
     told = box.run("canary", "tiny")
     assert told.rc == 3
