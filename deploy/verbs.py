@@ -11,6 +11,7 @@ VERBS = {
     "ps": ("ps", "Every deployment, one row each."),
     "status": ("status", "One deployment in full."),
     "logs": ("logs", "The engine's log, or the journal of events."),
+    "explain": ("explain", "Diagnose a log from any vLLM run."),
     "down": ("down", "Drain, stop, and prove that it is gone."),
     "restart": ("restart", "Down, then up with the same plan."),
     "render": ("render", "Print what would run."),

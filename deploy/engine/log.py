@@ -16,7 +16,21 @@ TAIL_BYTES = 1 << 14
 CSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 ENDS = re.compile(rb"[\r\n]")
 
-TROUBLE_WORDS = (b"rror", b"xception", b"ailed", b" died", b"killed", b"Killed", b"OutOfMemory", b"too old")
+TROUBLE_WORDS = (
+    b"rror",
+    b"xception",
+    b"ailed",
+    b" died",
+    b"illed",
+    b"OutOfMemory",
+    b"out of memory",
+    b"too old",
+    b"Segmentation",
+    b"segfault",
+    b"SIGBUS",
+    b"Xid",
+    b"fallen off",
+)
 
 # Only a piece with one of these is looked at again. Plain searches, since an alternation is several times slower.
 WORDS = (
@@ -42,6 +56,9 @@ WORDS = (
     b"Initializing a V1",
     b"vLLM API server version",
     b"[kdeploy-patch]",
+    b"non-default args",
+    b"Application startup complete",
+    b"shared memory broadcast block",
 )
 
 SHARDS = re.compile(rb"(\d+)% Completed \| (\d+)/(\d+) ")
@@ -83,8 +100,16 @@ FACTS = (
 PATCH = re.compile(rb"\[kdeploy-patch\] (\S+) (applied|needless|refused) \(pid (\d+), ([^)]*)\): ([^\r\n]*)")
 
 TROUBLE = re.compile(b"|".join(map(re.escape, TROUBLE_WORDS)))
-# What a server says at these levels never ends it.
-HARMLESS = re.compile(rb"\s*(\([^)]*\) ?)*(INFO|DEBUG|WARNING)\b")
+# What a server says at these levels never ends it; container runtimes put their own stamps before it.
+HARMLESS = re.compile(
+    rb"\s*(\([^)]*\) ?)*(INFO|DEBUG|WARNING)\b|.{0,160}?\b(INFO|DEBUG|WARNING) \d\d-\d\d \d\d:\d\d:\d\d "
+)
+WAITING = b"shared memory broadcast block"  # a sign of a hang that is said as information
+
+# What a diagnosis wants to know about the launch.
+RANKS = re.compile(rb"tensor_parallel_size=(\d+), pipeline_parallel_size=(\d+)")
+SHARE = re.compile(rb"'gpu_memory_utilization': ([\d.]+)")
+SERVES = b"Application startup complete"
 
 
 class Line(NamedTuple):
@@ -121,6 +146,10 @@ class LogReader:
         self.shards: tuple[int, int] | None = None
         self.passes = 1
         self.facts: dict[str, Any] = {}
+        self.ranks: int | None = None
+        self.utilization: float | None = None
+        self.serving_since: int | None = None  # line
+        self.waits = 0  # how often a process has said that it waits for the others
 
     def tail(self) -> list[Line]:
         """The last lines of the log that are not empty; of a line that was drawn over, what was drawn last."""
@@ -176,6 +205,7 @@ class LogReader:
         piece = CSI.sub(b"", raw[:PIECE_LIMIT])
         if b"Initializing a V1" in piece and EAGER in piece:
             self.eager = True
+        self._launch_facts(piece, number)
         for phase, proof in PHASE_PROOFS:
             if proof.search(piece):
                 sightings.append(Sighting("phase", {"phase": phase}))
@@ -196,6 +226,16 @@ class LogReader:
             sightings.append(Sighting("patch", {**mark, "line": number, "text": text_of(match[0])}))
         if TROUBLE.search(piece) and not HARMLESS.match(piece):
             sightings.append(Sighting("trouble", {"line": Line(number, text_of(piece))}))
+
+    def _launch_facts(self, piece: bytes, number: int) -> None:
+        ranks, share = RANKS.search(piece), SHARE.search(piece)
+        if ranks:
+            self.ranks = int(ranks[1]) * int(ranks[2])
+        if share:
+            self.utilization = float(share[1])
+        self.waits += WAITING in piece
+        if SERVES in piece and self.serving_since is None:
+            self.serving_since = number
 
     def _shards(self, done: int, total: int, sightings: list[Sighting]) -> None:
         """The bar goes forward within a pass; a draft model's bar is a second pass, not a step back."""

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deploy.engine.diagnosis import diagnose
+from deploy.engine.diagnosis import context_of, diagnose
 from deploy.engine.http import Answer, request
-from deploy.engine.log import Line, LogReader, Sighting
+from deploy.engine.knowledge import entries
+from deploy.engine.log import LogReader, Sighting
+from deploy.engine.trouble import Trouble
 from deploy.errors import KdeployError
 from deploy.host import cgroups
 from deploy.host.gpus import Reading
@@ -59,7 +61,6 @@ GONE_POLL_S = 0.05
 DRAIN_POLL_S = 0.25
 RANK_LOST_GRACE_S = 1.0  # a rank's death is followed by vLLM's own words about it
 PROGRESS_EVERY_S = 1.0
-TROUBLE_KEPT = 200
 BUSY_BYTES = 1 << 20  # read between two looks: a disk at 1 MiB/s still moves
 BUSY_SHARE = 0.05  # of one processor; idle Python with its timers stays well below
 
@@ -107,7 +108,7 @@ class Supervisor:
         self.journal = Journal(launch.events)
         self.ledger = Ledger(launch.log)
         self.reader = LogReader()
-        self.trouble: list[Line] = []
+        self.trouble = Trouble(entries())
         self.log_offset = 0
         self.confirmations = Confirmations(self.plan.patches)
         self.checkpoint = key_of(self.plan)
@@ -235,7 +236,7 @@ class Supervisor:
     def _gone_unseen(self, why: str) -> None:
         """Adopted too late: the engine's first process had ended before. No restart comes of that by itself."""
         self._read_log(to_end=True)
-        diagnosis = diagnose(self.trouble, exit_code=None, signal=None, tail=self.reader.tail())
+        diagnosis = self._diagnose()
         if diagnosis["cause"] == "engine-died":
             diagnosis["summary"] = f"the engine ended while nobody supervised it ({why})"
         diagnosis["retryable"] = False
@@ -530,8 +531,12 @@ class Supervisor:
             code = exit_code if exit_code >= 0 else None
             name = signal.Signals(-exit_code).name if exit_code < 0 else None
         self._read_log(to_end=True)
-        diagnosis = diagnose(self.trouble, exit_code=code, signal=name, tail=self.reader.tail())
+        diagnosis = self._diagnose(exit_code=code, signal=name)
         self._input("exited", {"exit_code": code, "signal": name, "diagnosis": diagnosis})
+
+    def _diagnose(self, exit_code: int | None = None, signal: str | None = None) -> dict[str, Any]:
+        context = context_of(self.plan.to_json(), self.reader)
+        return diagnose(self.trouble, exit_code=exit_code, signal=signal, tail=self.reader.tail(), context=context)
 
     def _member_gone(self, identity: Identity) -> None:
         member = self.ledger.members[identity]
@@ -546,7 +551,7 @@ class Supervisor:
         """A rank died and the engine's server has not followed it: vLLM cannot go on without it."""
         self.rank_lost = None
         self._read_log(to_end=False)
-        found = diagnose(self.trouble, exit_code=None, signal=None, tail=self.reader.tail())
+        found = self._diagnose()
         if found["cause"] == "engine-died":
             found["summary"] = f"{member.title} (pid {member.identity.pid}) ended by itself"
         self._input("rank_lost", {"diagnosis": found})
@@ -606,9 +611,6 @@ class Supervisor:
                 self._input("phase_seen", sighting.data)
                 self._note_files()  # some live only while it starts
             elif sighting.kind == "trouble":
-                # the first lines hold the root of a failed start, the last ones that of a death weeks later
-                if len(self.trouble) >= 2 * TROUBLE_KEPT:
-                    del self.trouble[TROUBLE_KEPT]
                 self.trouble.append(sighting.data["line"])
             elif sighting.kind == "fact":
                 self._record("fact", sighting.data)
@@ -694,7 +696,7 @@ class Supervisor:
             self._learn(self.gate.canary)
         if isinstance(verdict, dict):
             self._read_log(to_end=False)
-            found = diagnose(self.trouble, exit_code=None, signal=None, tail=self.reader.tail())
+            found = self._diagnose()
             if verdict["cause"] == "canary-failed" and found["cause"] != "engine-died":
                 verdict = {
                     **verdict,
