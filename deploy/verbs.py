@@ -22,6 +22,8 @@ VERBS = {
     "doctor": ("doctor", "Examine the host: checks with evidence, reason and remedy."),
     "patch": ("patch", "Patches: which apply here, what a deployment has confirmed."),
     "canary": ("canary", "Ask a deployment questions that must be answered with sense."),
+    "report": ("report", "A redacted bundle of one deployment for a bug report."),
+    "clean": ("clean", "Leftovers of dead launches: processes, shared memory, leases, old logs."),
     "engine": ("engine", "vLLM installations: list, show, install, remove."),
 }
 ALIASES = {"start": "up", "stop": "down", "list": "ps", "log": "logs"}

@@ -1,5 +1,6 @@
 """`kdeploy up PROFILE`: plan, check, launch under a supervisor, follow until ready."""
 
+import shlex
 from typing import Any
 
 import click
@@ -13,8 +14,8 @@ from deploy.console import output
 from deploy.lifecycle.states import FAILED, READY
 from deploy.plan.gather import Wish, resolve
 from deploy.plan.launch_plan import LaunchPlan
-from deploy.profile.catalogue import standard
-from deploy.store.deployments import observe
+from deploy.profile.catalogue import Resolved, standard
+from deploy.store.deployments import observe, to_json
 from deploy.store.launches import Launch, check_name
 from deploy.supervise.client import held, launch
 
@@ -23,6 +24,11 @@ from deploy.supervise.client import held, launch
 @options.wish
 @click.option("-d", "--detach", is_flag=True, help="Return as soon as the supervisor has taken over.")
 @options.timeout
+@click.option(
+    "--retry-with-fix",
+    is_flag=True,
+    help="When it fails and the diagnosis knows the one setting that mends it: start once more with that setting.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything and print the plan; start nothing.")
 @options.as_json
 @click.pass_context
@@ -37,6 +43,7 @@ def command(
     profiles: tuple[str, ...],
     detach: bool,
     timeout: float | None,
+    retry_with_fix: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -44,8 +51,11 @@ def command(
 
     Ready twice is a no-op. Ctrl-C stops following, never the load.
     """
+    if retry_with_fix and (detach or dry_run):
+        raise errors.usage("--retry-with-fix waits for the outcome", fix=["leave --detach and --dry-run out"])
+    catalogue = standard([*ctx.obj["profiles"], *profiles])
     wish = Wish(profile, name, sets, extra, port)
-    resolved = resolve(standard([*ctx.obj["profiles"], *profiles]), wish)
+    resolved = resolve(catalogue, wish)
     deployment = check_name(name or resolved.name)
     if dry_run:
         choice = choose_gpus(resolved.profile.gpus, gpus, needs_of(resolved.profile))
@@ -53,17 +63,48 @@ def command(
         return errors.OK
     if _is_ready(deployment):
         return outcome(deployment, as_json=as_json, quiet_success=False)
+    code = _launched(resolved, wish, gpus, timeout, detach=detach, as_json=as_json and not retry_with_fix)
+    if not retry_with_fix:
+        return code
+    settings = _settings_that_mend(deployment) if code == errors.FAILED else []
+    if settings:
+        words = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+        output.say(f"starting {deployment} once more with {words}")
+        wish = wish._replace(sets=(*sets, *settings))
+        code = _launched(resolve(catalogue, wish), wish, gpus, timeout, detach=False, as_json=False)
+        if code == errors.OK:
+            output.say(f"  to keep it: kdeploy up {profile} {words}, or the same keys in the profile")
+    elif code == errors.FAILED:
+        output.say("no one setting is known to mend this; not started again")
+    if as_json:
+        document_of(deployment)
+    return code
+
+
+def _launched(
+    resolved: Resolved, wish: Wish, gpus: str | None, timeout: float | None, *, detach: bool, as_json: bool
+) -> int:
+    """One launch, followed unless it is detached; the exit code."""
     plan, lock_fd, lease_fds = prepare(resolved, wish, gpus, take_or_wait)
     _announce(plan)
     try:
         started = launch(plan, lock_fd, lease_fds)
         if detach:
-            output.say(f"{deployment} is starting; kdeploy wait {deployment}   waits until it is ready")
-            return outcome_detached(deployment, as_json=as_json)
+            output.say(f"{plan.name} is starting; kdeploy wait {plan.name}   waits until it is ready")
+            if as_json:
+                document_of(plan.name)
+            return errors.OK
         return _followed(plan, started, timeout, as_json=as_json)
     except KeyboardInterrupt:
-        _tell_detached(deployment)
+        _tell_detached(plan.name)
         return errors.DETACHED
+
+
+def _settings_that_mend(name: str) -> list[str]:
+    """`KEY=VALUE` for `--set`, as the diagnosis of its failure worked them out; nothing where none is known."""
+    existing = observe(name)
+    found = existing.diagnosis if existing is not None and existing.state == FAILED else None
+    return list(found.get("settings", [])) if found else []
 
 
 def _is_ready(name: str) -> bool:
@@ -102,15 +143,11 @@ def _followed(plan: LaunchPlan, started: Launch, timeout: float | None, *, as_js
     return outcome(plan.name, as_json=as_json)
 
 
-def outcome_detached(name: str, *, as_json: bool) -> int:
-    """The answer of `up --detach`: it has been started, which is all that was asked."""
-    if as_json:
-        from deploy.store.deployments import to_json
-
-        deployment = observe(name)
-        assert deployment is not None
-        output.document(to_json(deployment))
-    return errors.OK
+def document_of(name: str) -> None:
+    """The deployment as `status --json` gives it."""
+    deployment = observe(name)
+    assert deployment is not None
+    output.document(to_json(deployment))
 
 
 def _tell_detached(name: str) -> None:

@@ -25,6 +25,7 @@ class Observed:
     spawning: bool = False
     cgroup: str | None = None
     members: dict[tuple[int, int], str] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)  # shared memory and sockets of the engine
     started_at: str | None = None
     ready_at: str | None = None
     ended_at: str | None = None
@@ -97,6 +98,10 @@ def _adopted(observed: Observed, at: str, data: dict[str, Any]) -> None:
 def _members(observed: Observed, at: str, data: dict[str, Any]) -> None:
     for pid, ticks, title in data.get("members", ()):
         observed.members[(pid, ticks)] = title
+
+
+def _files(observed: Observed, at: str, data: dict[str, Any]) -> None:
+    observed.files.update(data.get("files", ()))
 
 
 def _phase(observed: Observed, at: str, data: dict[str, Any]) -> None:
@@ -199,6 +204,7 @@ _HANDLERS = {
     "spawned": _spawned,
     "adopted": _adopted,
     "members": _members,
+    "files": _files,
     "phase": _phase,
     "progress": _progress,
     "fact": _fact,

@@ -8,7 +8,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from deploy.engine.diagnosis import context_of, diagnose
@@ -30,6 +30,7 @@ from deploy.host.processes import (
     title,
     work_of,
 )
+from deploy.host.shm import FOLDER as SHM_FOLDER
 from deploy.host.shm import mapped_by, remove_unmapped
 from deploy.host.sockets import bound_by, remove_unbound
 from deploy.lifecycle.machine import Input, Limits, Machine, Step, next_deadline, start, step
@@ -562,7 +563,7 @@ class Supervisor:
             self._record("members", {"members": [[*m.identity, m.title] for m in fresh]})
             for member in fresh:
                 self._watch_member(member)
-        self.shm |= mapped_by(identity.pid for identity in self.ledger.members)
+        self._record_files(mapped_by(identity.pid for identity in self.ledger.members), set())
         if self.machine.state == STARTING:
             self._look_for_work()
         self._again("members", MEMBERS_POLL_S if self.machine.state == STARTING else MEMBERS_POLL_READY_S)
@@ -570,8 +571,20 @@ class Supervisor:
     def _note_files(self) -> None:
         """A vLLM that is ended leaves socket files and shared memory behind; whose they are is known while it lives."""
         pids = [identity.pid for identity in self.ledger.members]
-        self.sockets |= bound_by(pids)
-        self.shm |= mapped_by(pids)
+        self._record_files(mapped_by(pids), bound_by(pids))
+
+    def recall_files(self, paths: Iterable[str]) -> None:
+        """Files of the engine that the supervisor before has journalled in this boot."""
+        for path in paths:
+            (self.shm if path.startswith(SHM_FOLDER) else self.sockets).add(path)
+
+    def _record_files(self, shm: set[str], sockets: set[str]) -> None:
+        """Journalled, so that they are removed even when the supervisor dies together with the engine."""
+        fresh = (shm - self.shm) | (sockets - self.sockets)
+        self.shm |= shm
+        self.sockets |= sockets
+        if fresh:
+            self._record("files", {"files": sorted(fresh)})
 
     def _look_for_work(self) -> None:
         """Bytes read or processor time spent are progress too: vLLM may be silent for long and yet move."""

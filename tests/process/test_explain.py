@@ -15,7 +15,7 @@ def test_a_file_a_packed_file_and_standard_input_give_the_same_diagnosis(box: Bo
     assert found["cause"] == "kv-cache-too-small"
     assert found["fix"][0] == "--set serve.max_model_len=432"
     (evidence,) = found["evidence"]
-    assert "max seq len (1024)" in LOG.read_text().split("\n")[evidence["line"] - 1]
+    assert "max seq len (1024)" in LOG.read_bytes().decode().split("\n")[evidence["line"] - 1]
     assert "max seq len (1024)" in evidence["text"]
     packed = box.root / "engine.log.gz"
     packed.write_bytes(gzip.compress(LOG.read_bytes()))
