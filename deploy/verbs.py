@@ -24,6 +24,7 @@ VERBS = {
     "canary": ("canary", "Ask a deployment questions that must be answered with sense."),
     "report": ("report", "A redacted bundle of one deployment for a bug report."),
     "clean": ("clean", "Leftovers of dead launches: processes, shared memory, leases, old logs."),
+    "bench": ("bench", "Measure: single stream, sweep of concurrencies, comparison."),
     "engine": ("engine", "vLLM installations: list, show, install, remove."),
 }
 ALIASES = {"start": "up", "stop": "down", "list": "ps", "log": "logs"}

@@ -39,6 +39,11 @@ def serves_and_leaves_nothing(box: Box, name: str) -> None:
     lock = os.stat(box.state / "deployments" / name / "lock").st_ino
     assert not any(lock in _open_inodes(process.pid) for process in engine)
     assert box.ok("up", name).stderr.startswith(f"{name} is already ready")
+    lengths = ("--input-tokens", "32", "--output-tokens", "16")
+    measured = box.ok("bench", name, "--runs", "1", "--concurrency", "2", "--requests", "4", *lengths, "--json").json
+    assert measured["single"]["completion_tokens"] == measured["crosscheck"]["completion_tokens"] == 16
+    assert (measured["single"]["failed"], measured["sweep"][0]["failed"]) == (0, 0)
+    assert measured["single"]["raw_tok_s"] >= measured["single"]["visible_tok_s"] > 0
     box.note_shm(name)
     result = box.down(name)
     assert "is down" in result.stderr
