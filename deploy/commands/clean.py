@@ -60,6 +60,7 @@ def _is_dead(deployment: Deployment) -> bool:
 def _put_in_order(deployment: Deployment, *, dry_run: bool) -> dict[str, Any]:
     """A supervisor takes a dead launch over, ends what is left of it and removes its files."""
     observed = deployment.observed
+    there = [path for path in sorted(observed.files) if os.path.exists(path)]
     if not dry_run:
         ensure_supervised(deployment)
         let_go(deployment.name)
@@ -69,7 +70,7 @@ def _put_in_order(deployment: Deployment, *, dry_run: bool) -> dict[str, Any]:
     return {
         "name": deployment.name,
         "launch": deployment.launch.id,
-        "files": [path for path in sorted(deployment.observed.files) if dry_run == os.path.exists(path)],
+        "files": [path for path in there if dry_run or not os.path.exists(path)],
         "left": (observed.diagnosis or {}).get("summary") if observed.incomplete and not dry_run else None,
     }
 

@@ -75,8 +75,10 @@ def test_clean_removes_what_a_launch_left_whose_supervisor_and_engine_were_kille
     would = box.ok("clean", "--dry-run", "--json").json
     assert [entry["name"] for entry in would["deployments"]] == ["tiny"]
     assert any(path.exists() for path in shared)
+    there = {str(path) for path in shared if path.exists()}
     found = box.ok("clean", "--json").json
     assert [entry["name"] for entry in found["deployments"]] == ["tiny"]
+    assert there <= set(found["deployments"][0]["files"])
     assert not any(path.exists() for path in shared)
     assert "nothing to clean" in box.ok("clean").stdout
 
