@@ -1,14 +1,34 @@
 """The `kdeploy` command: the error boundary around the verbs."""
 
 import os
+import signal
 import sys
+from collections.abc import Callable
 
 from deploy import __version__, errors
 
 
 def main() -> None:
     """Run `sys.argv` and exit with its code."""
-    sys.exit(run(sys.argv[1:]))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted_once())
+    code = run(sys.argv[1:])
+    # Python puts the default disposition back as it ends: an impatient second Ctrl-C would then replace the exit code
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
+
+
+def _interrupted_once() -> Callable[[int, object], None]:
+    """A handler that interrupts at the first Ctrl-C; more of them do not cut short what is told about it."""
+    pressed = False
+
+    def handler(_number: int, _frame: object) -> None:
+        nonlocal pressed
+        if not pressed:
+            pressed = True
+            raise KeyboardInterrupt
+
+    return handler
 
 
 def run(arguments: list[str]) -> int:
