@@ -16,6 +16,7 @@ VERBS = {
     "restart": ("restart", "Down, then up with the same plan."),
     "render": ("render", "Print what would run."),
     "fit": ("fit", "Memory per GPU, KV tokens, longest context, before anything is loaded."),
+    "warm": ("warm", "Read the weights into the page cache, start nothing."),
     "supervise": ("supervise", "The supervisor in the foreground, for systemd."),
     "profile": ("profile", "Profiles: list, show, check, schema, new."),
     "gpus": ("gpus", "The GPUs of this machine, who holds them, and their leases."),

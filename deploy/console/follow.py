@@ -39,13 +39,15 @@ class PlainLines:
         self.observed = Observed()
         self.began = time.monotonic()
         self.spoke = self.began
+        self.shards_told = 0
 
     def event(self, event: Event) -> None:
         """Show one more event."""
         apply(self.observed, event)
         if event.kind == "progress":
             load = load_json(self.observed, self.plan)
-            over = load["shards_done"] == load["shards_total"]
+            over = load["shards_done"] == load["shards_total"] and load["shards_done"] != self.shards_told
+            self.shards_told = load["shards_done"]
             if over or time.monotonic() - self.spoke >= PROGRESS_LINE_S:
                 self._line(f"weights  {progress(load)}")
             return
@@ -110,7 +112,7 @@ class LiveRegion:
         observed = self.observed
         load = load_json(observed, self.plan)
         phase = observed.phase or observed.state
-        in_weights = phase == "weights" and load["bytes_total"] and load["shards_done"]
+        in_weights = phase == "weights" and load["bytes_total"] and load["bytes_read"]
         detail = progress(load, brief=self.console.width < WIDE) if phase == "weights" else ""
         elapsed = duration(time.monotonic() - self.began)
         self.bar.update(

@@ -40,11 +40,16 @@ def progress(load: dict[str, Any], *, brief: bool = False) -> str:
     done, total = load.get("bytes_done"), load.get("bytes_total")
     if total:
         percent = f"{100 * (done or 0) / total:.0f} %"
+        read = load.get("bytes_read") or 0
+        if read > (done or 0):
+            percent = f"read {100 * read / total:.0f} % · loaded {percent}"
         parts.append(percent if brief else f"{size(done)} of {size(total)} ({percent})")
     if load.get("bytes_per_s"):
         parts.append(f"{size(load['bytes_per_s'])}/s")
     if load.get("eta_s"):
         parts.append(f"{duration(load['eta_s'])} left")
+    if load.get("eta_ready_s") and not brief:
+        parts.append(f"ready in about {duration(load['eta_ready_s'])}")
     return ", ".join(parts)
 
 
@@ -122,7 +127,22 @@ def mib(value: int | None) -> str:
     return "n/a" if value is None else f"{value} MiB"
 
 
+def _prewarm(data: dict[str, Any], observed: Observed) -> str:
+    state = data.get("state")
+    if state == "resident":
+        return "prewarm  the weights are in memory already"
+    if state == "stopped":
+        return f"prewarm  stopped: {data.get('why')}"
+    if state == "done":
+        return (
+            f"prewarm  all {size(data.get('total'))} in memory, {size(data.get('read'))} read by {data.get('method')}"
+        )
+    return "prewarm  reading ahead of the engine" if state == "started" else ""
+
+
 _EVENT_WORDS: dict[str, Words] = {
+    "prewarm": _prewarm,
+    "fell-back": lambda data, observed: f"again    {data.get('reason')}",
     "launch": lambda data, observed: f"launch   {data.get('launch')}",
     "spawned": lambda data, observed: f"spawn    engine pid {data.get('pid')}",
     "phase": _phase,

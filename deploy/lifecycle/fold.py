@@ -32,6 +32,8 @@ class Observed:
     phases: list[dict[str, Any]] = field(default_factory=list)
     load: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    prewarm: dict[str, Any] = field(default_factory=dict)
+    remembered: dict[str, Any] = field(default_factory=dict)  # what this load took, as the history keeps it
     restarts: list[float] = field(default_factory=list)
     exit: dict[str, Any] | None = None
     diagnosis: dict[str, Any] | None = None
@@ -122,6 +124,8 @@ def _progress(observed: Observed, at: str, data: dict[str, Any]) -> None:
     before, before_at = observed.load, observed.last_progress_at
     observed.load = dict(data)
     observed.last_progress_at = at
+    if "bytes_per_s" in data:  # the supervisor's own reckoning
+        return
     gained = (data.get("bytes_done") or 0) - (before.get("bytes_done") or 0)
     elapsed = seconds_between(before_at, at) if before_at else 0.0
     if gained > 0 and elapsed > 0:
@@ -131,6 +135,14 @@ def _progress(observed: Observed, at: str, data: dict[str, Any]) -> None:
         observed.load["bytes_per_s"] = rate if old is None else 0.6 * old + 0.4 * rate
     elif "bytes_per_s" in before:
         observed.load["bytes_per_s"] = before["bytes_per_s"]
+
+
+def _prewarm(observed: Observed, at: str, data: dict[str, Any]) -> None:
+    observed.prewarm = dict(data)
+
+
+def _load_remembered(observed: Observed, at: str, data: dict[str, Any]) -> None:
+    observed.remembered = dict(data)
 
 
 def _fact(observed: Observed, at: str, data: dict[str, Any]) -> None:
@@ -207,6 +219,8 @@ _HANDLERS = {
     "files": _files,
     "phase": _phase,
     "progress": _progress,
+    "prewarm": _prewarm,
+    "load-remembered": _load_remembered,
     "fact": _fact,
     "patch": _patch,
     "ready": _ready,

@@ -369,6 +369,9 @@ def _tree_gone_failed(m: Machine, event: Input, limits: Limits) -> Step:
             return Step(_again(m, event), stopped, (Action("relaunch", {}),))
         return Step(replace(m, state=STOPPED), stopped, (Action("finish", {}),))
     diagnosis = m.diagnosis or {}
+    if diagnosis.get("fall_back"):
+        record = Record("fell-back", {"reason": diagnosis["fall_back"]})
+        return Step(_again(m, event), (gone, record), (Action("relaunch", {}),))
     verdict = judge(limits.restart, m.restarts, event.wall, retryable=bool(diagnosis.get("retryable", True)))
     if verdict.delay_s is None:
         over = Record("gave-up", {"state": FAILED, "reason": verdict.reason})
@@ -379,19 +382,24 @@ def _tree_gone_failed(m: Machine, event: Input, limits: Limits) -> Step:
 
 def _tick_starting(m: Machine, event: Input, limits: Limits) -> Step:
     if event.now >= m.started + limits.limit_s:
-        diagnosis = _stalled(f"not ready after load.limit_s = {limits.limit_s:g} s (phase {m.phase})", "limit_s")
+        diagnosis = _stalled(
+            f"not ready after load.limit_s = {limits.limit_s:g} s (phase {m.phase})", "limit_s", event.data.get("stall")
+        )
         return _fail(m, event, diagnosis, "failed", {})
     if event.now >= m.progress_at + limits.stall_s:
-        diagnosis = _stalled(f"no progress for {event.now - m.progress_at:.0f} s in phase {m.phase}", "stall_s")
+        diagnosis = _stalled(
+            f"no progress for {event.now - m.progress_at:.0f} s in phase {m.phase}", "stall_s", event.data.get("stall")
+        )
         return _fail(m, event, diagnosis, "failed", {})
     return Step(m)
 
 
-def _stalled(summary: str, key: str) -> dict[str, Any]:
+def _stalled(summary: str, key: str, seen: dict[str, Any] | None) -> dict[str, Any]:
+    who = (seen or {}).get("who")
     return {
         "cause": "stalled",
-        "summary": summary,
-        "evidence": [],
+        "summary": f"{summary}; {who}" if who else summary,
+        "evidence": (seen or {}).get("evidence", []),
         "fix": [f"if this load is known to be that slow, raise it: --set load.{key}=SECONDS"],
         "retryable": True,
     }

@@ -66,6 +66,18 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # how Python shows bytes that are not
 LOGIN_IN_URL = re.compile(r"//[^/@\s]+@")
 
 
+# What a start compiles or tunes, and the next one can take over.
+CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "CUDA_CACHE_PATH": "cuda",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+}
+CPU_CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")
+
+
 class Environment(NamedTuple):
     """`values`: the whole environment, secrets as references. `passed`: names that came from the caller's own
     environment. `dropped`: meddling names that did not, with the reason."""
@@ -89,6 +101,7 @@ def compose(
     limit_s: float,
     patches: Mapping[str, str] | None = None,
     patch_folder: str | None = None,
+    caches: str | None = None,
 ) -> Environment:
     """The environment of a launch.
 
@@ -100,6 +113,7 @@ def compose(
         limit_s: seconds the load may take; vLLM's own start limits are raised to it.
         patches: variables that the loaded patches set.
         patch_folder: the folder that carries them; first on Python's path.
+        caches: the folder where this version of the engine keeps what it compiles; None leaves it its own.
     """
     values: dict[str, str] = {}
     passed: list[str] = []
@@ -120,6 +134,10 @@ def compose(
         elif name.startswith(MEDDLING_PREFIXES):
             dropped[name] = "inherited from the shell, would change the launch; name it under env: to keep it"
     values |= _own(gpus, limit_s)
+    if caches is not None:
+        values |= {
+            name: f"{caches}/{place}" for name, place in CACHES.items() if gpus is not None or name in CPU_CACHES
+        }
     values |= engine
     values |= patches or {}
     values |= {name: value for name, value in profile.items() if value is not None}

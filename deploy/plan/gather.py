@@ -8,11 +8,12 @@ from deploy.checkpoint.weights import WeightFile, read_weights
 from deploy.engine.flags import shipped_flags
 from deploy.engine.installations import Engine, check_version, find
 from deploy.errors import KdeployError, environment, refused, usage
-from deploy.homes import data_dir
+from deploy.homes import cache_dir, data_dir
 from deploy.host.listeners import holder, port_problem
 from deploy.host.processes import title
 from deploy.patching.catalogue import refuse_unknown
 from deploy.plan.launch_plan import Gpu, LaunchPlan
+from deploy.plan.load_ground import ground_of
 from deploy.plan.make import Facts, make_plan, refuse
 from deploy.plan.patches import patching_of
 from deploy.profile.catalogue import Catalogue, Resolved
@@ -72,10 +73,12 @@ def _plan(resolved: Resolved, wish: Wish, gpus: list[Gpu] | None, *, strict: boo
     note = check_version(engine, profile.engine.version)
     if note and (strict or engine.interpreter):
         notes.append(note)
-    model, weights = _model(resolved, notes, strict=strict)
+    model, weights, folder = _model(resolved, notes, strict=strict)
+    ground = ground_of(folder, weights, probe=strict and bool(gpus)) if folder else None
+    caches = os.path.join(cache_dir(), "engines")
     try:
         patching = patching_of(profile, engine, model, notes)
-        facts = Facts(engine, model, weights, gpus, os.environ, shipped_flags(), patching)
+        facts = Facts(engine, model, weights, gpus, os.environ, shipped_flags(), patching, ground, caches)
         return make_plan(profile, resolved.name, resolved.file, facts, name=name, extra=wish.extra, notes=notes)
     except KdeployError as error:
         raise _placed(error, resolved) from None
@@ -100,23 +103,44 @@ def _engine(executable: str, notes: list[str], *, strict: bool) -> Engine:
         return Engine(executable, [executable], {}, None, None, False, error.what)
 
 
-def _model(resolved: Resolved, notes: list[str], *, strict: bool) -> tuple[str, list[WeightFile]]:
-    """What vLLM is given as its model, and its weight files where they are on disk."""
+def _model(resolved: Resolved, notes: list[str], *, strict: bool) -> tuple[str, list[WeightFile], str | None]:
+    """What vLLM is given as its model, its weight files where they are on disk, and the folder that they are in."""
     model = resolved.profile.model
     folder = local_model(resolved)
     if folder is None:
         cached = hub_snapshot(model.id or "", model.revision, resolved.profile.env)
-        return model.id or "", _quietly(cached) if cached else []
+        return model.id or "", _quietly(cached) if cached else [], cached
     if model.path is None or folder != model_folder(model.path, os.path.dirname(resolved.file)):
         absent = "" if model.path is None else f"; model.path {model.path} is not here"
         notes.append(f"{model.id} is loaded from {folder} (model.folders){absent}")
     try:
-        return folder, read_weights(folder)
+        return folder, read_weights(folder), folder
     except KdeployError as error:
         if strict:
             raise environment(error.what, evidence=error.evidence, fix=[*error.fix, *_hint(resolved)]) from None
         notes.append(error.what)
-        return folder, []
+        return folder, [], None
+
+
+def local_weights(resolved: Resolved) -> tuple[str, list[WeightFile]]:
+    """The folder and weight files of a profile's model on this machine.
+
+    Raises:
+        KdeployError: (exit 6) they are not here, or not whole; (exit 2) the profile names no model.
+    """
+    model = resolved.profile.model
+    folder = local_model(resolved)
+    if folder is None:
+        folder = hub_snapshot(model.id or "", model.revision, resolved.profile.env)
+        if folder is None:
+            raise environment(
+                f"{model.id} is not on this machine",
+                fix=[f"fetch it first: hf download {model.id}", "or set model.path to its folder"],
+            )
+    weights = read_weights(folder)
+    if not weights:
+        raise environment(f"{folder} holds no safetensors files", fix=["only these can be read ahead"])
+    return folder, weights
 
 
 def _hint(resolved: Resolved) -> list[str]:

@@ -56,6 +56,7 @@ class LaunchPlan:
     bench: dict[str, Any] = field(default_factory=dict)
     patches: list[dict[str, Any]] = field(default_factory=list)
     patch_folder: str | None = None
+    load: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
     @property

@@ -14,6 +14,7 @@ from deploy.plan.environment import SECRET, compose
 from deploy.plan.launch_plan import Gpu, LaunchPlan, Shard
 from deploy.plan.patches import NONE, Patching
 from deploy.plan.references import malformed, references
+from deploy.plan.strategy import Ground, decide, load_of
 from deploy.profile.schema import Profile
 
 
@@ -29,6 +30,8 @@ class Facts(NamedTuple):
     environ: Mapping[str, str]
     flags: Flags
     patching: Patching = NONE
+    ground: Ground | None = None  # what the load will find; None when the weights are not here
+    caches: str | None = None  # the folder that engines keep what they compile in
 
 
 def make_plan(
@@ -47,6 +50,27 @@ def make_plan(
         KdeployError: (exit 2) the profile or the verbatim tail cannot be turned into a command.
     """
     refuse(profile, extra, facts.flags)
+    total = sum(file.size for file in facts.weights)
+    ranks = profile.parallel.tensor * profile.parallel.pipeline
+    keys = {canonical(key.partition(".")[0]) for key in profile.args}
+    choice = decide(
+        profile.load.strategy,
+        profile.load.prewarm,
+        total=total,
+        gpus=profile.gpus,
+        version=facts.engine.version,
+        draft="speculative-config" in keys,
+        expert_filter="enable-ep-weight-filter" in keys,
+        written=bool({"load-format", "safetensors-load-strategy"} & keys) and profile.load.strategy == "auto",
+        ground=facts.ground,
+    )
+    load = load_of(choice, facts.ground, total=total, gpus=profile.gpus, ranks=ranks)
+    if choice.strategy != profile.load.strategy:
+        # by ourselves, so there is a way back
+        plain = [*facts.engine.start, *serve_arguments(profile, facts.model, facts.flags, extra)]
+        load["fallback_argv"] = plain
+        chosen = profile.load.model_copy(update={"strategy": choice.strategy})
+        profile = profile.model_copy(update={"load": chosen})
     arguments = serve_arguments(profile, facts.model, facts.flags, extra)
     environment = compose(
         facts.environ,
@@ -56,6 +80,7 @@ def make_plan(
         limit_s=profile.load.limit_s,
         patches=facts.patching.env,
         patch_folder=facts.patching.folder,
+        caches=_caches(facts),
     )
     named = facts.model if profile.model.path else profile.model.id or facts.model
     served = profile.model.served_name or [named]
@@ -89,6 +114,7 @@ def make_plan(
         bench=profile.bench.model_dump(),
         patches=facts.patching.entries,
         patch_folder=facts.patching.folder,
+        load=load,
     )
     return _with_digest(plan)
 
@@ -97,6 +123,13 @@ def _checkpoint(facts: Facts, revision: str | None) -> str:
     """Which checkpoint it is: its place, revision, and the names and sizes of its weight files."""
     identity = [facts.model, revision, sorted((file.name, file.size) for file in facts.weights)]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+def _caches(facts: Facts) -> str | None:
+    """The engine's own cache folder: by version, so that an upgrade cannot be served what an older one compiled."""
+    if facts.caches is None or facts.engine.version is None:
+        return None
+    return f"{facts.caches}/{facts.engine.name}-{facts.engine.version}".replace(" ", "_")
 
 
 def _limits(profile: Profile) -> dict[str, Any]:
@@ -171,8 +204,6 @@ def _refuse_bad_references(profile: Profile, extra: Sequence[str]) -> None:
 
 def _notes(profile: Profile, arguments: Sequence[str], flags: Flags) -> list[str]:
     notes = []
-    if profile.load.prewarm == "on":
-        notes.append("load.prewarm: this version of kdeploy does not read weights ahead")
     notes += objections(arguments, flags)
     for variable, value in sorted(profile.env.items()):
         if value is not None and flags.unknown_variables([variable]):

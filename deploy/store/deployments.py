@@ -207,7 +207,9 @@ def load_json(observed: Observed, plan: dict[str, Any]) -> dict[str, Any]:
     done = observed.load.get("bytes_done")
     rate = observed.load.get("bytes_per_s")
     loading = observed.state == STARTING and observed.phase in ("spawn", "init", "weights")
-    eta = round((total - done) / rate, 1) if loading and rate and total and done is not None else None
+    eta = observed.load.get("eta_s") if loading else None
+    if "eta_s" not in observed.load and loading and rate and total and done is not None:
+        eta = round((total - done) / rate, 1)
     return {
         "bytes_done": done if done is not None else 0,
         "bytes_total": total,
@@ -216,4 +218,10 @@ def load_json(observed: Observed, plan: dict[str, Any]) -> dict[str, Any]:
         "shards_total": observed.load.get("shards_total") or len(shards) or None,
         "eta_s": eta,
         "source": observed.load.get("source"),
+        # beyond the fixed part
+        "bytes_read": observed.load.get("bytes_read", done if done is not None else 0),
+        "read_source": observed.load.get("read_source"),
+        "eta_ready_s": observed.load.get("eta_ready_s") if loading else None,
+        "prewarm": observed.prewarm or None,
+        "strategy": (plan.get("load") or {}).get("strategy"),
     }

@@ -28,7 +28,6 @@ from deploy.host.processes import (
     open_pidfd,
     send_all,
     title,
-    work_of,
 )
 from deploy.host.shm import FOLDER as SHM_FOLDER
 from deploy.host.shm import mapped_by, remove_unmapped
@@ -49,6 +48,8 @@ from deploy.supervise.generation import Generation, one_token, read_counters
 from deploy.supervise.gpu_memory import MemoryProof
 from deploy.supervise.ledger import Ledger, Member
 from deploy.supervise.likelihood import key_of
+from deploy.supervise.loading import POLL_S as LOAD_POLL_S
+from deploy.supervise.loading import Loading
 from deploy.supervise.notify import Notifier
 from deploy.supervise.spawn import CannotSpawn, api_key, spawn
 
@@ -62,8 +63,6 @@ GONE_POLL_S = 0.05
 DRAIN_POLL_S = 0.25
 RANK_LOST_GRACE_S = 1.0  # a rank's death is followed by vLLM's own words about it
 PROGRESS_EVERY_S = 1.0
-BUSY_BYTES = 1 << 20  # read between two looks: a disk at 1 MiB/s still moves
-BUSY_SHARE = 0.05  # of one processor; idle Python with its timers stays well below
 
 # What a signal asks of us.
 STOPS: dict[int, dict[str, Any]] = {
@@ -119,7 +118,7 @@ class Supervisor:
         self.foreign_told = False
         self.load_words = ""
         self.quiet_readings = self.blind_readings = 0
-        self.work: tuple[float, int, float] | None = None
+        self.loading = Loading(self.plan, self.limits.stall_s)
         self.shm: set[str] = set()
         self.sockets: set[str] = set()
         self.rank_lost: tuple[float, Member] | None = None
@@ -174,6 +173,10 @@ class Supervisor:
             return
         engine.process.returncode = 0  # we reap it ourselves; this keeps Popen from trying
         self._record("spawned", {"pid": engine.identity.pid, "identity": engine.identity})
+        warmer = self.loading.begin()
+        if warmer is not None:
+            self.ledger.spared.add(warmer)
+            self._record("prewarm", {"state": "started", "pid": warmer})
         note_engine(self.leases, self.launch.deployment, engine.identity)
         self._watch_leader(engine.identity)
         self._schedule_all()
@@ -245,7 +248,7 @@ class Supervisor:
 
     def _schedule_all(self) -> None:
         now = time.monotonic()
-        for name in ("log", "members", "probe"):
+        for name in ("log", "members", "probe", "load"):
             self.due[name] = now
         if self.notifier.watchdog_s is not None:
             self.due["watchdog"] = now
@@ -259,7 +262,7 @@ class Supervisor:
             now = time.monotonic()
             deadline = self._deadline()
             if deadline is not None and deadline <= now:
-                self._input("tick", {"survivors": self._survivors()} if self.machine.ending == "kill" else {})
+                self._input("tick", self._at_a_deadline())
                 continue
             self._run_due(now)
             if self.finished:
@@ -293,6 +296,7 @@ class Supervisor:
         tasks = {
             "log": self._follow_log,
             "members": self._look_at_members,
+            "load": self._look_at_load,
             "probe": self._probe,
             "counters": self._read_counters,
             "gone": self._check_gone,
@@ -336,6 +340,12 @@ class Supervisor:
         self.machine = outcome.machine
         for record in outcome.records:
             self._record(record.kind, record.data)
+            if record.kind == "phase":
+                last_word = self.loading.phase(record.data["after"], record.data["seconds"], record.data["phase"])
+                if last_word is not None:
+                    self._record("progress", last_word)
+            elif record.kind == "ready":
+                self._remember_load(record.data)
         if (self.machine.state, self.machine.phase) != (before.state, before.phase):
             self._tell_manager()
             self.memory.ask()
@@ -343,6 +353,12 @@ class Supervisor:
             self._enter_ending()
         for action in outcome.actions:
             self._act(action.kind, action.data)
+
+    def _remember_load(self, ready: dict[str, Any]) -> None:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.loading.end()
+        entry = self.loading.remember(at, ready["after"], ready["seconds"], ready["total_seconds"])
+        self._record("load-remembered", entry)
 
     def _tell_manager(self) -> None:
         """What systemd shows of us, and how long it lets us be."""
@@ -371,6 +387,7 @@ class Supervisor:
 
     def _enter_ending(self) -> None:
         """The tree is to end: see once more who belongs to it, and stop probing."""
+        self.loading.end()
         self.exchanges.drop_all()
         self.due.pop("probe", None)
         self.due.pop("counters", None)
@@ -533,11 +550,21 @@ class Supervisor:
             name = signal.Signals(-exit_code).name if exit_code < 0 else None
         self._read_log(to_end=True)
         diagnosis = self._diagnose(exit_code=code, signal=name)
+        self._fall_back(diagnosis)
         self._input("exited", {"exit_code": code, "signal": name, "diagnosis": diagnosis})
 
     def _diagnose(self, exit_code: int | None = None, signal: str | None = None) -> dict[str, Any]:
         context = context_of(self.plan.to_json(), self.reader)
         return diagnose(self.trouble, exit_code=exit_code, signal=signal, tail=self.reader.tail(), context=context)
+
+    def _fall_back(self, diagnosis: dict[str, Any]) -> None:
+        """A loader that was chosen automatically and crashed is tried without, once."""
+        if self.machine.state != STARTING:
+            return
+        plan = self.loading.way_back(self.machine.phase, [line.text for line in self.trouble])
+        if plan is not None:
+            self.plan = plan
+            diagnosis["fall_back"] = "started again with the engine's own loader"
 
     def _member_gone(self, identity: Identity) -> None:
         member = self.ledger.members[identity]
@@ -588,15 +615,27 @@ class Supervisor:
 
     def _look_for_work(self) -> None:
         """Bytes read or processor time spent are progress too: vLLM may be silent for long and yet move."""
-        now = time.monotonic()
-        read, cpu = work_of(identity.pid for identity in self.ledger.members)
-        if self.work is not None:
-            then, read_before, cpu_before = self.work
-            busy = cpu - cpu_before > BUSY_SHARE * (now - then)
-            if read - read_before >= BUSY_BYTES or busy:
-                self._input("progress")
-                self._tell_manager()
-        self.work = (now, read, cpu)
+        if self.loading.work(identity.pid for identity in self.ledger.members):
+            self._input("progress")
+            self._tell_manager()
+
+    def _look_at_load(self) -> None:
+        if self.machine.state != STARTING:
+            return
+        for kind, data in self.loading.look(self.machine.phase, self.ledger.members.values()):
+            self._record(kind, data)
+        self._again("load", LOAD_POLL_S)
+
+    def _at_a_deadline(self) -> dict[str, Any]:
+        """What the machine wants to know when a time is over: who survives, or why nothing moves."""
+        if self.machine.ending == "kill":
+            return {"survivors": self._survivors()}
+        if self.machine.state != STARTING:
+            return {}
+        self._read_log(to_end=False)
+        found = self.loading.stalled(self.machine.phase, self.ledger.members.values(), self.reader.tail())
+        self._record("stall-evidence", found)
+        return {"stall": found}
 
     # ------------------------------------------------------------------ the log
 
@@ -612,6 +651,8 @@ class Supervisor:
                 file.seek(self.log_offset)
                 while chunk := file.read(LOG_CHUNK):
                     self.log_offset += len(chunk)
+                    if self.machine.state == STARTING and self.loading.lines(chunk):
+                        self._input("progress")
                     self._see(self.reader.feed(chunk))
         except OSError:
             return
@@ -640,20 +681,13 @@ class Supervisor:
             self._input("gate_failed", {"diagnosis": refusal})
 
     def _shards_seen(self, data: dict[str, Any]) -> None:
-        """Progress of the weights by vLLM's own bar; bytes from the shards' sizes when the bar counts files."""
+        """vLLM's own bar has moved."""
         self._input("progress")
-        done, total = data["done"], data["total"]
-        self.load_words = f" {100 * done // total} %"
+        self.load_words = f" {100 * data['done'] // data['total']} %"
         self._tell_manager()
-        if data["pass"] > 1:
-            return  # a draft model: the bar begins anew, and what is known about the weights stays as it is
-        progress = {"shards_done": done, "shards_total": total, "pass": data["pass"], "source": "log"}
-        if total == len(self.plan.shards):
-            progress["bytes_done"] = sum(shard.size for shard in self.plan.shards[:done])
-        elif self.plan.bytes_total:
-            progress["bytes_done"] = self.plan.bytes_total * done // total
-        progress["bytes_total"] = self.plan.bytes_total
-        self._record("progress", progress)
+        progress = self.loading.bar(data)
+        if progress is not None:
+            self._record("progress", {**progress, "pass": data["pass"]})
 
     # ------------------------------------------------------------------ HTTP
 
