@@ -179,7 +179,7 @@ class Loading:
         weights = self.phases.get("weights")
         total = self.progress.total
         entry: dict[str, Any] = {
-            "at": at,
+            "on": at,
             "phases": self.phases,
             "total_s": total_seconds,
             "bytes_total": total,

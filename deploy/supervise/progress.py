@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 RATE_WINDOW_S = 10.0
+SHORT_S = 0.5  # a rate over less says nothing
 AFTER_WEIGHTS = ("compile", "graphs", "warmup", "canary")
 
 
@@ -107,7 +108,7 @@ class Progress:
     def to_json(self, now: float) -> dict[str, Any]:
         """The `progress` record."""
         rate = self.rate() if self.total is None or self.read < self.total else None
-        if rate is None and self.weights_since is not None and now > self.weights_since and self.loaded:
+        if rate is None and self.weights_since is not None and now > self.weights_since + SHORT_S and self.loaded:
             rate = self.loaded / (now - self.weights_since)
         return {
             "bytes_done": self.loaded,

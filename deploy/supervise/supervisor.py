@@ -339,13 +339,13 @@ class Supervisor:
         outcome: Step = step(before, event, self.limits)
         self.machine = outcome.machine
         for record in outcome.records:
+            if record.kind == "ready":
+                self._remember_load(record.data)
             self._record(record.kind, record.data)
             if record.kind == "phase":
                 last_word = self.loading.phase(record.data["after"], record.data["seconds"], record.data["phase"])
                 if last_word is not None:
                     self._record("progress", last_word)
-            elif record.kind == "ready":
-                self._remember_load(record.data)
         if (self.machine.state, self.machine.phase) != (before.state, before.phase):
             self._tell_manager()
             self.memory.ask()
