@@ -10,6 +10,7 @@ VERBS = {
     "wait": ("wait", "Block until a deployment is ready or has failed."),
     "ps": ("ps", "Every deployment, one row each."),
     "status": ("status", "One deployment in full."),
+    "watch": ("watch", "Live screen: phase, bytes, rate, ETA, GPUs, last log lines."),
     "logs": ("logs", "The engine's log, or the journal of events."),
     "explain": ("explain", "Diagnose a log from any vLLM run."),
     "down": ("down", "Drain, stop, and prove that it is gone."),

@@ -68,6 +68,8 @@ def command(
         output.data(shell_script(plan))
     for variable, reason in plan.dropped.items():
         output.say(f"not passed on: {variable} ({reason})")
+    for reason in plan.load.get("reasons", ()):
+        output.say(f"load: {plan.load['strategy']}: {reason}")
     for note in plan.notes:
         output.say(f"note: {note}")
 

@@ -7,8 +7,9 @@ import click
 from deploy.commands import options
 from deploy.commands.choosing import only
 from deploy.console import output
-from deploy.console.words import duration, progress
-from deploy.lifecycle.states import STARTING
+from deploy.console.words import duration, load_summary, progress
+from deploy.lifecycle.states import READY, STARTING
+from deploy.store import history
 from deploy.store.deployments import Deployment, to_json
 
 
@@ -52,6 +53,12 @@ def _lines(deployment: Deployment, status: dict[str, Any]) -> list[tuple[str, st
         lines.append(("processes", f"engine {status['pid'] or '-'}, supervisor {status['supervisor_pid'] or 'none'}"))
     if status["state"] == STARTING:
         lines.append(("load", progress(status["load"])))
+    if status["state"] == READY:
+        plan = deployment.plan
+        key = history.fingerprint(plan["model"], plan["engine"], plan["argv"], len(plan["gpus"]))
+        took = deployment.observed.remembered
+        past = [entry for entry in history.entries(key) if entry.get("on") != took.get("on")]
+        lines += [("load", text) for text in load_summary(took, past)]
     lines += [("phase", f"{entry['phase']:<9}{duration(entry['seconds'])}") for entry in status["phases"]]
     lines += [("gpu", f"{gpu['index']}  {_mib(gpu['memory_used_mib'])}  {gpu['uuid']}") for gpu in status["gpus"]]
     lines += [("fact", f"{key} {value}") for key, value in status["facts"].items()]

@@ -126,6 +126,8 @@ def _announce(plan: LaunchPlan) -> None:
     output.say(f"{plan.name}: vLLM {engine}, {plan.model}, {plan.url}")
     for variable, reason in plan.dropped.items():
         output.say(f"  not passed on: {variable} ({reason})")
+    if plan.load.get("reasons"):
+        output.say(f"  load: {plan.load['strategy']}; {'; '.join(plan.load['reasons'])}")
     for note in plan.notes:
         output.say(f"  note: {note}")
 

@@ -53,6 +53,29 @@ def progress(load: dict[str, Any], *, brief: bool = False) -> str:
     return ", ".join(parts)
 
 
+def load_summary(took: dict[str, Any], past: list[dict[str, Any]]) -> list[str]:
+    """What a load took, held against the disk's own rate and against earlier loads like it. `took`: the history's entry,
+    `past`: those before it."""
+    phases = took.get("phases", {})
+    lines = []
+    if "weights" in phases:
+        text = f"weights {duration(phases['weights'])}"
+        rate, probe = took.get("bytes_per_s"), took.get("probe_bytes_per_s")
+        if rate:
+            text += f" at {size(rate)}/s"
+            if probe:
+                text += f", {100 * rate / probe:.0f} % of the disk's {size(probe)}/s"
+        lines.append(text)
+    if took.get("total_s"):
+        totals = sorted(entry["total_s"] for entry in past if entry.get("total_s"))
+        text = f"ready after {duration(took['total_s'])}"
+        if totals:
+            middle, count = totals[len(totals) // 2], len(totals)
+            text += f"; before it {duration(middle)} (median of {count} start{'s' if count > 1 else ''})"
+        lines.append(text)
+    return lines
+
+
 Words = Callable[[dict[str, Any], Observed], str]
 
 

@@ -212,3 +212,19 @@ def test_a_folder_named_deploy_is_not_our_supervisor(box: Box) -> None:
     (fake / "__init__.py").write_text("")
     box.up()
     box.down("tiny")
+
+
+def test_watch_shows_and_touches_nothing(box: Box) -> None:
+    box.up()
+    journal = box.journal()
+    terminal = Terminal(box, "watch", "tiny")
+    wait_until(lambda: not terminal.ended() and b"q or Ctrl-C" in terminal.seen, "the screen")
+    terminal.type(b"q")
+    assert terminal.wait() == 0
+    assert b"tiny-model" in terminal.seen
+    os.close(terminal.master)
+    assert box.journal() == journal
+    box.down("tiny")
+    plain = box.run("watch", "tiny")
+    assert plain.rc == 1
+    assert "tiny is stopped" in plain.stderr
