@@ -54,8 +54,8 @@ def progress(load: dict[str, Any], *, brief: bool = False) -> str:
 
 
 def load_summary(took: dict[str, Any], past: list[dict[str, Any]]) -> list[str]:
-    """What a load took, held against the disk's own rate and against earlier loads like it. `took`: the history's entry,
-    `past`: those before it."""
+    """What a load took, held against the disk's own rate and against earlier loads like it. `took`: the entry of the
+    history, `past`: those before it."""
     phases = took.get("phases", {})
     lines = []
     if "weights" in phases:

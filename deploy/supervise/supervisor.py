@@ -561,7 +561,7 @@ class Supervisor:
         """A loader that was chosen automatically and crashed is tried without, once."""
         if self.machine.state != STARTING:
             return
-        plan = self.loading.way_back(self.machine.phase, [line.text for line in self.trouble])
+        plan = self.loading.way_back(self.machine.phase, [told.line.text for told in self.trouble.all()])
         if plan is not None:
             self.plan = plan
             diagnosis["fall_back"] = "started again with the engine's own loader"
