@@ -6,18 +6,17 @@ whoever started us. A report: {"state", "read", "present", "total", "bytes_per_s
 """
 
 import contextlib
-import http.client
 import json
 import os
 import select
 import sys
 import time
-import urllib.parse
 from typing import Any
 
 from deploy.host.memory import memory
 from deploy.host.pagecache import drop, resident_share
 from deploy.host.storage import storage
+from deploy.warm.latency import Latency
 from deploy.warm.reader import Rate, Reader
 from deploy.warm.window import consumed, fits, horizon, only_contends
 
@@ -25,8 +24,6 @@ RESIDENT = 0.98
 TICK_S = 0.25
 MEMORY_S = 1.0
 POPULATE_READ_AHEAD_KIB = 1024
-LATENCY_FACTOR = 3.0
-LATENCY_FLOOR_S = 0.05
 
 
 class Commands:
@@ -89,7 +86,6 @@ def _warm(order: dict[str, Any], commands: Commands, early: list[dict[str, Any]]
         now = time.monotonic()
         if now - looked >= MEMORY_S:
             looked, room = now, memory()
-            latency.look()
         allowed = horizon(position, total, room, reserve, limit)
         held = paused or latency.high
         reader.allow(position, 0 if held else allowed)
@@ -132,32 +128,6 @@ def _warm(order: dict[str, Any], commands: Commands, early: list[dict[str, Any]]
     reader.stop()
     sys.stdout.flush()
     os._exit(0)  # a thread may hang in a filesystem that does not answer
-
-
-class Latency:
-    """Whether what already serves here answers slower than it did before we began."""
-
-    def __init__(self, url: str | None) -> None:
-        self.url = urllib.parse.urlsplit(url) if url else None
-        self.usual: float | None = None
-        self.high = False
-
-    def look(self) -> None:
-        """Measure once."""
-        if self.url is None:
-            return
-        began = time.monotonic()
-        try:
-            connection = http.client.HTTPConnection(self.url.hostname or "", self.url.port, timeout=2.0)
-            connection.request("GET", self.url.path or "/health")
-            connection.getresponse().read()
-            connection.close()
-        except (OSError, http.client.HTTPException):
-            self.high = False  # it is gone, or going: nobody is left to be disturbed
-            return
-        took = time.monotonic() - began
-        self.usual = took if self.usual is None else min(self.usual, took)
-        self.high = took > max(LATENCY_FLOOR_S, LATENCY_FACTOR * self.usual)
 
 
 def _report(**report: Any) -> None:

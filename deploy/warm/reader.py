@@ -106,6 +106,7 @@ class Reader:
                 with self.gate:
                     if len(self.errors) < 8:
                         self.errors.append(f"{path}: {error.strerror or error}")
+                continue  # this block is not in, and nothing after it counts as present
             with self.gate:
                 self.read += fetched
                 self.found += there
