@@ -4,10 +4,10 @@ import time
 from typing import Any, Protocol
 
 from deploy.console.output import is_terminal, say
-from deploy.console.words import duration, event_line, progress
+from deploy.console.words import duration, event_line, progress, progress_line
 from deploy.lifecycle.events import Event
 from deploy.lifecycle.fold import Observed, apply
-from deploy.lifecycle.states import STARTING
+from deploy.lifecycle.states import BEFORE_WEIGHTS, STARTING
 from deploy.store.deployments import load_json
 
 HEARTBEAT_S = 30.0
@@ -49,7 +49,7 @@ class PlainLines:
             over = load["shards_done"] == load["shards_total"] and load["shards_done"] != self.shards_told
             self.shards_told = load["shards_done"]
             if over or time.monotonic() - self.spoke >= PROGRESS_LINE_S:
-                self._line(f"weights  {progress(load)}")
+                self._line(progress_line(load, self.observed.phase))
             return
         text = event_line(event, self.observed)
         if text:
@@ -62,7 +62,9 @@ class PlainLines:
     def idle(self) -> None:
         """A heartbeat when nothing was said for long."""
         if self.observed.state == STARTING and time.monotonic() - self.spoke >= HEARTBEAT_S:
-            text = progress(load_json(self.observed, self.plan)) if self.observed.phase == "weights" else ""
+            load = load_json(self.observed, self.plan)
+            told = self.observed.phase == "weights" or _reads_ahead(self.observed.phase, load)
+            text = progress_line(load, self.observed.phase).split(maxsplit=1)[1] if told else ""
             self._line(f"still in {self.observed.phase}" + (f": {text}" if text else ""))
 
     def close(self) -> None:
@@ -113,7 +115,13 @@ class LiveRegion:
         load = load_json(observed, self.plan)
         phase = observed.phase or observed.state
         in_weights = phase == "weights" and load["bytes_total"] and load["bytes_read"]
-        detail = progress(load, brief=self.console.width < WIDE) if phase == "weights" else ""
+        brief = self.console.width < WIDE
+        if phase == "weights":
+            detail = progress(load, brief=brief)
+        elif _reads_ahead(phase, load):
+            detail = f"read ahead {100 * load['bytes_read'] // load['bytes_total']} %"
+        else:
+            detail = ""
         elapsed = duration(time.monotonic() - self.began)
         self.bar.update(
             self.task,
@@ -126,6 +134,11 @@ class LiveRegion:
     def close(self) -> None:
         """Leave the terminal as it was."""
         self.bar.stop()
+
+
+def _reads_ahead(phase: str | None, load: dict[str, Any]) -> bool:
+    """Whether nothing but kdeploy's own reading moves."""
+    return phase in BEFORE_WEIGHTS and bool(load["bytes_total"]) and 0 < load["bytes_read"] < load["bytes_total"]
 
 
 def _escaped(text: str) -> str:

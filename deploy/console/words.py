@@ -32,6 +32,15 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def progress_line(load: dict[str, Any], phase: str | None) -> str:
+    """Progress as a line of its own: before the weights phase it is only kdeploy that reads."""
+    if phase == "weights" or load.get("bytes_done") or not load.get("bytes_total"):
+        return f"weights  {progress(load)}"
+    read, total = load.get("bytes_read") or 0, load["bytes_total"]
+    parts = [f"{size(read)} of {size(total)} ({100 * read / total:.0f} %)", *_speed_and_eta(load)]
+    return f"prewarm  {', '.join(parts)}"
+
+
 def progress(load: dict[str, Any], *, brief: bool = False) -> str:
     """`load` of the status object in one line: shards, bytes, percent, rate, ETA; `brief` for narrow terminals."""
     parts = []
@@ -44,13 +53,18 @@ def progress(load: dict[str, Any], *, brief: bool = False) -> str:
         if read > (done or 0):
             percent = f"read {100 * read / total:.0f} % · loaded {percent}"
         parts.append(percent if brief else f"{size(done)} of {size(total)} ({percent})")
+    return ", ".join([*parts, *_speed_and_eta(load, brief=brief)])
+
+
+def _speed_and_eta(load: dict[str, Any], *, brief: bool = False) -> list[str]:
+    parts = []
     if load.get("bytes_per_s"):
         parts.append(f"{size(load['bytes_per_s'])}/s")
     if load.get("eta_s"):
-        parts.append(f"{duration(load['eta_s'])} left")
+        parts.append(f"loaded in {duration(load['eta_s'])}")
     if load.get("eta_ready_s") and not brief:
         parts.append(f"ready in about {duration(load['eta_ready_s'])}")
-    return ", ".join(parts)
+    return parts
 
 
 def load_summary(took: dict[str, Any], past: list[dict[str, Any]]) -> list[str]:
@@ -58,13 +72,16 @@ def load_summary(took: dict[str, Any], past: list[dict[str, Any]]) -> list[str]:
     history, `past`: those before it."""
     phases = took.get("phases", {})
     lines = []
+    ahead = took.get("read_ahead") or {}
+    if ahead.get("bytes") and ahead.get("seconds"):
+        words = f"{size(ahead['bytes'])} read ahead in {duration(ahead['seconds'])}"
+        lines.append(words + _rate(ahead["bytes"] / ahead["seconds"], took.get("probe_bytes_per_s")))
     if "weights" in phases:
         text = f"weights {duration(phases['weights'])}"
-        rate, probe = took.get("bytes_per_s"), took.get("probe_bytes_per_s")
-        if rate:
-            text += f" at {size(rate)}/s"
-            if probe:
-                text += f", {100 * rate / probe:.0f} % of the disk's {size(probe)}/s"
+        if took.get("bytes_per_s"):
+            # what comes from memory says nothing about the disk
+            from_disk = took.get("cold") and not ahead.get("bytes")
+            text += _rate(took["bytes_per_s"], took.get("probe_bytes_per_s") if from_disk else None)
         lines.append(text)
     if took.get("total_s"):
         totals = sorted(entry["total_s"] for entry in past if entry.get("total_s"))
@@ -74,6 +91,11 @@ def load_summary(took: dict[str, Any], past: list[dict[str, Any]]) -> list[str]:
             text += f"; before it {duration(middle)} (median of {count} start{'s' if count > 1 else ''})"
         lines.append(text)
     return lines
+
+
+def _rate(rate: float, probe: float | None) -> str:
+    text = f" at {size(rate)}/s"
+    return f"{text}, {100 * rate / probe:.0f} % of the disk's {size(probe)}/s" if probe else text
 
 
 Words = Callable[[dict[str, Any], Observed], str]

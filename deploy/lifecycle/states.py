@@ -10,7 +10,8 @@ FAILED = "failed"
 STATES = (STARTING, READY, UNHEALTHY, STOPPING, STOPPED, FAILED)
 
 # While starting, in the order in which an engine passes them. A phase may be skipped, never revisited.
-PHASES = ("spawn", "init", "weights", "compile", "graphs", "warmup", "canary")
+BEFORE_WEIGHTS = ("spawn", "init")
+PHASES = (*BEFORE_WEIGHTS, "weights", "compile", "graphs", "warmup", "canary")
 
 ENGINE_EXPECTED = (STARTING, READY, UNHEALTHY, STOPPING)
 """States in which an engine process should be alive."""

@@ -74,7 +74,7 @@ def _plan(resolved: Resolved, wish: Wish, gpus: list[Gpu] | None, *, strict: boo
     if note and (strict or engine.interpreter):
         notes.append(note)
     model, weights, folder = _model(resolved, notes, strict=strict)
-    ground = ground_of(folder, weights, probe=strict and bool(gpus)) if folder else None
+    ground = ground_of(folder, weights, probe=strict) if folder else None
     caches = os.path.join(cache_dir(), "engines")
     try:
         patching = patching_of(profile, engine, model, notes)

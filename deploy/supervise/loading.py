@@ -35,6 +35,7 @@ class Loading:
         self.signs = Signs(stall_s, time.monotonic())
         self.warm: Warm | None = None
         self.told_warm: str | None = None
+        self.read_ahead: dict[str, Any] | None = None  # bytes that had to be fetched, and the seconds it took
         self.phases: dict[str, float] = {}
         self.shard_of: dict[int, int] = {}  # the last file that each rank has mapped
         self.numbers, self.mapping = _mapped_files(plan)
@@ -47,6 +48,7 @@ class Loading:
     def begin(self) -> int | None:
         """The engine has just been spawned: read ahead of it where the plan says so. The prewarmer's pid."""
         load = self.plan.load
+        self.progress.phase_begins("spawn", time.monotonic())
         if load.get("prewarm_files"):
             folder = str(load["folder"])
             files = [(os.path.join(folder, shard.name), shard.size) for shard in self.plan.shards]
@@ -66,6 +68,7 @@ class Loading:
         now = time.monotonic()
         self.signs.proven(now)
         self.phases[after] = seconds
+        self.progress.phase_begins(phase, now)
         if phase == "weights":
             self.progress.weights_begin(now)
         if after in LOADING and phase not in LOADING and self.progress.source is not None:
@@ -107,6 +110,8 @@ class Loading:
             self._look_at_io(ranks, now)
         if self.warm is not None:
             report = self.warm.poll()
+            if report:
+                self.read_ahead = {"bytes": report.get("read", 0), "seconds": report.get("seconds", 0)}
             if self.warm.ended and not report:
                 report = {"state": "stopped", "why": "it ended by itself"}
             if report and report["state"] not in (self.told_warm, "waiting", "paused"):
@@ -178,6 +183,8 @@ class Loading:
             self.phases[last] = seconds
         weights = self.phases.get("weights")
         total = self.progress.total
+        resident = self.plan.load.get("resident")
+        cold = resident is not None and resident < COLD
         entry: dict[str, Any] = {
             "on": at,
             "phases": self.phases,
@@ -186,12 +193,14 @@ class Loading:
             "bytes_per_s": round(total / weights) if total and weights else None,
             "strategy": self.plan.load.get("strategy"),
             "prewarm": self.told_warm,
+            "read_ahead": self.read_ahead,
+            "cold": cold,
             "probe_bytes_per_s": self.plan.load.get("probe_bytes_per_s"),
         }
         history.add(self.key, entry)
-        folder, resident = self.plan.load.get("folder"), self.plan.load.get("resident")
+        folder = self.plan.load.get("folder")
         # a load from memory says nothing about how a strategy reads
-        if folder and entry["bytes_per_s"] and resident is not None and resident < COLD:
+        if folder and entry["bytes_per_s"] and cold:
             load_memory.note_rate(str(folder), str(entry["strategy"]), entry["bytes_per_s"])
         return entry
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from deploy.lifecycle.states import BEFORE_WEIGHTS
+
 RATE_WINDOW_S = 10.0
 SHORT_S = 0.5  # a rate over less says nothing
 AFTER_WEIGHTS = ("compile", "graphs", "warmup", "canary")
@@ -28,6 +30,11 @@ class Progress:
         self.log: tuple[int, int] | None = None
         self.reads: list[tuple[float, int]] = []
         self.weights_since: float | None = None
+        self.phase: tuple[str, float] | None = None  # the current one, and when it began
+
+    def phase_begins(self, phase: str, now: float) -> None:
+        """The launch is in `phase` from now on."""
+        self.phase = (phase, now)
 
     def weights_begin(self, now: float) -> None:
         """The loader has begun."""
@@ -86,18 +93,36 @@ class Progress:
         return (self.reads[-1][1] - self.reads[0][1]) / (self.reads[-1][0] - self.reads[0][0])
 
     def eta(self, now: float) -> float | None:
-        """Seconds until the weights are loaded: bytes have to be read, and then consumed."""
+        """Seconds until the weights are loaded: bytes have to be read, and then consumed. None while nothing tells how
+        fast they are consumed, neither this load nor an earlier one."""
         if self.total is None:
             return None
+        if self.loaded >= self.total:
+            return 0.0
         waits = []
-        rate = self.rate()
         if self.read < self.total:
+            rate = self.rate()
             if not rate:
                 return None
             waits.append((self.total - self.read) / rate)
         if self.weights_since is not None and self.loaded > 0 and now > self.weights_since:
             waits.append((self.total - self.loaded) * (now - self.weights_since) / self.loaded)
-        return round(max(waits), 1) if waits else None
+        elif "weights" in self.learned:
+            waits.append(self._before_weights(now) + max(0.0, self.learned["weights"] - self._in_weights(now)))
+        else:
+            return None
+        return round(max(waits), 1)
+
+    def _before_weights(self, now: float) -> float:
+        """Seconds until the loader begins, by what the phases before it took in earlier launches."""
+        if self.phase is None or self.phase[0] not in BEFORE_WEIGHTS:
+            return 0.0
+        name, since = self.phase
+        later = BEFORE_WEIGHTS[BEFORE_WEIGHTS.index(name) + 1 :]
+        return max(0.0, self.learned.get(name, 0.0) - (now - since)) + sum(self.learned.get(one, 0.0) for one in later)
+
+    def _in_weights(self, now: float) -> float:
+        return 0.0 if self.weights_since is None else now - self.weights_since
 
     def eta_ready(self, now: float) -> float | None:
         """Seconds until ready: the weights, and what the phases after them took before."""

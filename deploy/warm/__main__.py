@@ -2,7 +2,8 @@
 
 The order: {"files": [[path, size], …], "reserve": bytes, "limit": bytes or null, "latency_url": URL or null}. After it
 come lines {"position": bytes} (the slowest rank), {"pause": true|false}. The end of stdin ends us: we never outlive
-whoever started us. A report: {"state", "read", "present", "total", "bytes_per_s", "method", "why"}.
+whoever started us. A report: {"state", "read", "present", "total", "bytes_per_s", "seconds", "method",
+"why"}.
 """
 
 import contextlib
@@ -64,11 +65,13 @@ def _warm(order: dict[str, Any], commands: Commands, early: list[dict[str, Any]]
     reserve, limit = int(order.get("reserve") or 0), order.get("limit")
     try:
         if resident_share(files) >= RESIDENT:
-            _report(state="resident", read=0, present=total, total=total, bytes_per_s=0, method=None, why=None)
+            _report(
+                state="resident", read=0, present=total, total=total, bytes_per_s=0, seconds=0, method=None, why=None
+            )
             return 0
         disk = storage(files[0][0])
     except OSError as error:
-        _report(state="stopped", read=0, present=0, total=total, bytes_per_s=0, method=None, why=str(error))
+        _report(state="stopped", read=0, present=0, total=total, bytes_per_s=0, seconds=0, method=None, why=str(error))
         return 0
     whole = (disk.read_ahead_kib or 0) >= POPULATE_READ_AHEAD_KIB
     threads = 2 if whole or (disk.rotational and not disk.network) else max(8, min(16, os.cpu_count() or 8))
@@ -77,7 +80,7 @@ def _warm(order: dict[str, Any], commands: Commands, early: list[dict[str, Any]]
     position, paused, dropped = 0, False, -1
     looked, room = 0.0, memory()
     state, why = "reading", None
-    told = 0.0
+    told, began = 0.0, time.monotonic()
     pending = early
     while True:
         for command in pending:
@@ -114,6 +117,7 @@ def _warm(order: dict[str, Any], commands: Commands, early: list[dict[str, Any]]
                 present=reader.present,
                 total=total,
                 bytes_per_s=round(speed),
+                seconds=round(now - began, 3),
                 method=method,
                 why=why,
                 window=allowed - position,

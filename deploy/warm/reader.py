@@ -116,12 +116,14 @@ class Reader:
         """(fetched, already there) bytes of a block."""
         stride = max(PAGE, block.length // PROBES_A_BLOCK // PAGE * PAGE)
         probed, hits = resident_in(fd, block.offset, block.length, stride, trusted=can_be_asked(path))
-        if hits == probed:
-            return 0, block.length
+        missing = block.length * (probed - hits) // probed
+        there = block.length - missing
+        if missing == 0:
+            return 0, there
         if self.populates:
             try:
                 populate(fd, block.offset, block.length)
-                return block.length, 0
+                return missing, there
             except Unsupported:
                 self.populates = False
         got = 0
@@ -131,7 +133,7 @@ class Reader:
             if count == 0:
                 raise OSError(0, f"ends at {block.offset + got} bytes, earlier than expected")
             got += count
-        return got, 0
+        return missing, there
 
 
 def _nodes() -> list[set[int]]:

@@ -68,14 +68,32 @@ def test_nothing_ever_goes_back(steps: list[tuple[str, int]]) -> None:
 
 
 def test_eta_is_the_longer_of_reading_and_consuming_plus_what_comes_after() -> None:
-    progress = Progress([100] * 10, {"compile": 20.0, "graphs": 30.0, "weights": 99.0})
+    learned = {"spawn": 3.0, "init": 10.0, "weights": 20.0, "compile": 20.0, "graphs": 30.0}
+    progress = Progress([100] * 10, learned)
+    progress.phase_begins("spawn", 0.0)
     for second in range(5):
         progress.bytes_read(100 * second, "prewarm", float(second))
-    assert progress.eta(4.0) == 6.0
-    assert progress.eta_ready(4.0) == 56.0
-    progress.weights_begin(2.0)
+    progress.phase_begins("init", 4.0)
+    # six seconds of reading hide behind what the engine usually needs until it has them all
+    assert progress.eta(5.0) == 29.0
+    assert progress.eta_ready(5.0) == 79.0
+    progress.phase_begins("weights", 14.0)
+    progress.weights_begin(14.0)
+    assert progress.eta(19.0) == 15.0
     progress.mapped(1)
-    assert progress.eta(4.0) == 18.0  # one shard in two seconds, nine to go
+    assert progress.eta(16.0) == 18.0  # one shard in two seconds, nine to go
+
+
+def test_a_disk_that_is_slower_than_the_loader_sets_the_time() -> None:
+    progress = Progress([100] * 10)
+    for second in range(5):
+        progress.bytes_read(10 * second, "prewarm", float(second))
+    assert progress.eta(4.0) is None  # how fast the loader will be is not known yet
+    progress.weights_begin(4.0)
+    progress.mapped(0)
+    progress.bytes_read(200, "prewarm", 10.0)
+    progress.mapped(1)
+    assert progress.eta(10.0) == 54.0  # the loader's pace: 100 in 6 s, 900 to go; the disk's: 800 at 20 a second
 
 
 def test_eta_of_later_phases_is_learned() -> None:
