@@ -1,7 +1,9 @@
 """A deployment as it is now: the fold of its newest journal, plus two live questions (lock held? engine alive?)."""
 
 import json
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from deploy.host.processes import Identity, boot_id, holders_of, is_alive
@@ -200,6 +202,17 @@ def url_of(plan: dict[str, Any]) -> str | None:
     return f"http://[{host}]:{plan['port']}" if ":" in host else f"http://{host}:{plan['port']}"
 
 
+def _age(stamp: str | None) -> float:
+    """Seconds since a journal stamp; a record that is the newest may be old, and its ETA with it."""
+    if stamp is None:
+        return 0.0
+    return max(0.0, time.time() - datetime.fromisoformat(stamp).timestamp())
+
+
+def _less(eta: float | None, passed: float) -> float | None:
+    return None if eta is None else round(max(0.0, eta - passed), 1)
+
+
 def load_json(observed: Observed, plan: dict[str, Any]) -> dict[str, Any]:
     """Progress of the weights. After the load everything is done by definition; before it, nothing is."""
     shards = plan.get("shards", [])
@@ -210,18 +223,19 @@ def load_json(observed: Observed, plan: dict[str, Any]) -> dict[str, Any]:
     eta = observed.load.get("eta_s") if loading else None
     if "eta_s" not in observed.load and loading and rate and total and done is not None:
         eta = round((total - done) / rate, 1)
+    passed = _age(observed.last_progress_at)
     return {
         "bytes_done": done if done is not None else 0,
         "bytes_total": total,
         "bytes_per_s": rate,
         "shards_done": observed.load.get("shards_done", 0),
         "shards_total": observed.load.get("shards_total") or len(shards) or None,
-        "eta_s": eta,
+        "eta_s": _less(eta, passed),
         "source": observed.load.get("source"),
         # beyond the fixed part
         "bytes_read": observed.load.get("bytes_read", done if done is not None else 0),
         "read_source": observed.load.get("read_source"),
-        "eta_ready_s": observed.load.get("eta_ready_s") if loading else None,
+        "eta_ready_s": _less(observed.load.get("eta_ready_s"), passed) if loading else None,
         "prewarm": observed.prewarm or None,
         "strategy": (plan.get("load") or {}).get("strategy"),
     }
