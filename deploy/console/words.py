@@ -95,7 +95,7 @@ def load_summary(took: dict[str, Any], past: list[dict[str, Any]]) -> list[str]:
 
 def _rate(rate: float, probe: float | None) -> str:
     text = f" at {size(rate)}/s"
-    return f"{text}, {100 * rate / probe:.0f} % of the disk's {size(probe)}/s" if probe else text
+    return f"{text}, {100 * rate / probe:.0f} % of the probe's {size(probe)}/s" if probe else text
 
 
 Words = Callable[[dict[str, Any], Observed], str]

@@ -75,7 +75,7 @@ def test_a_load_is_held_against_the_disk_and_the_past() -> None:
     }
     past = [{"total_s": 400.0}, {"total_s": 300.0}, {"total_s": 210.0}]
     first, second = load_summary(took, past)
-    assert first == "weights 42 s at 11.2 GB/s, 96 % of the disk's 11.7 GB/s"
+    assert first == "weights 42 s at 11.2 GB/s, 96 % of the probe's 11.7 GB/s"
     assert second == "ready after 3 min 20 s; before it 5 min 0 s (median of 3 starts)"
     assert load_summary({}, []) == []
 
@@ -84,7 +84,7 @@ def test_what_was_read_ahead_is_held_against_the_disk_and_what_came_from_memory_
     took = {"phases": {"weights": 2.0}, "bytes_per_s": 50e9, "probe_bytes_per_s": 10e9}
     ahead = {**took, "read_ahead": {"bytes": 100e9, "seconds": 10.5}, "cold": True}
     assert load_summary(ahead, []) == [
-        "100 GB read ahead in 10 s at 9.5 GB/s, 95 % of the disk's 10.0 GB/s",
+        "100 GB read ahead in 10 s at 9.5 GB/s, 95 % of the probe's 10.0 GB/s",
         "weights 2.0 s at 50.0 GB/s",
     ]
     warm = {**took, "read_ahead": {"bytes": 0, "seconds": 0.0}, "cold": False}
