@@ -33,6 +33,12 @@ def cache_dir() -> str:
     return os.path.join(_xdg("XDG_CACHE_HOME", ".cache"), "kdeploy")
 
 
+def vllm_sources_dir() -> str:
+    """Sources of vLLM's wheels, for our tests: `$KDEPLOY_VLLM_SOURCES`, else in the cache."""
+    own = os.environ.get("KDEPLOY_VLLM_SOURCES")
+    return os.path.abspath(own) if own else os.path.join(cache_dir(), "vllm-sources")
+
+
 SHARED_LEASES = "/run/lock/kdeploy"
 
 
