@@ -91,7 +91,7 @@ def _adopt(supervisor: Supervisor, launch: Launch) -> None:
     leader = Identity(*observed.leader) if observed.leader else _find_leader(launch)
     members = {Identity(*key): Member(Identity(*key), title) for key, title in observed.members.items()}
     why = "the supervisor before is gone"
-    supervisor.recall_files(observed.files)
+    supervisor.leftovers.recall(observed.files)
     unrecorded = observed.leader is None
     supervisor.run_adopted(leader, members, machine, why, unrecorded=unrecorded, group=observed.cgroup)
 

@@ -8,7 +8,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deploy.engine.diagnosis import context_of, diagnose
@@ -25,13 +25,9 @@ from deploy.host.processes import (
     boot_id,
     identity_of,
     is_alive,
-    open_pidfd,
     send_all,
     title,
 )
-from deploy.host.shm import FOLDER as SHM_FOLDER
-from deploy.host.shm import mapped_by, remove_unmapped
-from deploy.host.sockets import bound_by, remove_unbound
 from deploy.lifecycle.machine import Input, Limits, Machine, Step, next_deadline, start, step
 from deploy.lifecycle.states import FAILED, READY, SERVING, STARTING, STOPPING
 from deploy.patching.confirm import Confirmations
@@ -43,14 +39,16 @@ from deploy.store.launches import Launch, make_launch
 from deploy.store.leases import note_engine, take_over
 from deploy.supervise.canary import Canary
 from deploy.supervise.exchanges import Exchanges, OnAnswer
-from deploy.supervise.gate import Gate
-from deploy.supervise.generation import Generation, one_token, read_counters
+from deploy.supervise.gate import Gate, Request
 from deploy.supervise.gpu_memory import MemoryProof
 from deploy.supervise.ledger import Ledger, Member
+from deploy.supervise.leftovers import Leftovers
 from deploy.supervise.likelihood import key_of
 from deploy.supervise.loading import POLL_S as LOAD_POLL_S
 from deploy.supervise.loading import Loading
 from deploy.supervise.notify import Notifier
+from deploy.supervise.pidfds import Pidfds
+from deploy.supervise.serving import Serving
 from deploy.supervise.spawn import CannotSpawn, api_key, spawn
 
 LOG_POLL_S = 0.2  # while starting
@@ -60,9 +58,7 @@ MEMBERS_POLL_S = 0.5  # while starting
 MEMBERS_POLL_READY_S = 60.0
 GATE_POLL_S = 0.25
 GONE_POLL_S = 0.05
-DRAIN_POLL_S = 0.25
 RANK_LOST_GRACE_S = 1.0  # a rank's death is followed by vLLM's own words about it
-PROGRESS_EVERY_S = 1.0
 
 # What a signal asks of us.
 STOPS: dict[int, dict[str, Any]] = {
@@ -113,16 +109,14 @@ class Supervisor:
         self.confirmations = Confirmations(self.plan.patches)
         self.checkpoint = key_of(self.plan)
         self.gate = Gate(self.plan, likelihoods.recall(self.checkpoint), likelihoods.path_of(self.checkpoint))
-        self.generation: Generation | None = None
+        self.serving = Serving(self.plan, self._send, self._input, self._again)
         self.memory = MemoryProof(self.plan.gpus, self._watch_reading, self._unwatch_reading)
         self.foreign_told = False
         self.load_words = ""
-        self.quiet_readings = self.blind_readings = 0
         self.loading = Loading(self.plan, self.limits.stall_s)
-        self.shm: set[str] = set()
-        self.sockets: set[str] = set()
+        self.leftovers = Leftovers()
         self.rank_lost: tuple[float, Member] | None = None
-        self.pidfds: dict[Identity, int] = {}
+        self.pidfds = Pidfds(self.selector)
         self.leader_status: int | None = None
         self.leader_reaped = False
         self.due: dict[str, float] = {}
@@ -388,6 +382,7 @@ class Supervisor:
     def _enter_ending(self) -> None:
         """The tree is to end: see once more who belongs to it, and stop probing."""
         self.loading.end()
+        self.serving.end()
         self.exchanges.drop_all()
         self.due.pop("probe", None)
         self.due.pop("counters", None)
@@ -433,14 +428,9 @@ class Supervisor:
             self._again("gone", GONE_POLL_S)
             return
         data: dict[str, Any] = {"seconds": round(time.monotonic() - self.machine.ending_since, 3), **account}
-        removed = remove_unmapped(self.shm)
-        if removed:
-            data["shared_memory_removed"] = removed
-        sockets = remove_unbound(self.sockets)
-        if sockets:
-            data["sockets_removed"] = sockets
+        data |= self.leftovers.remove()
         cgroups.remove(self.ledger.group)
-        self._forget_pidfds()
+        self.pidfds.drop_all()
         self._input("tree_gone", data)
 
     def _watch_reading(self, reading: Reading) -> None:
@@ -468,7 +458,7 @@ class Supervisor:
         self._record("relaunched", {"launch": launch.id})
         self.memory.drop()
         self.exchanges.drop_all()
-        self._forget_pidfds()
+        self.pidfds.drop_all()
         self._begin(launch, machine)
         self._spawn(machine.restarts)
 
@@ -496,31 +486,12 @@ class Supervisor:
     def _watch_leader(self, leader: Identity) -> None:
         self.ledger.leader = leader
         self.ledger.members.setdefault(leader, Member(leader, title(leader.pid)[:80]))
-        fd = open_pidfd(leader)
-        if fd is None:
+        if not self.pidfds.watch(leader, self._leader_gone):
             self._leader_gone()
-            return
-        self.pidfds[leader] = fd
-        self.selector.register(fd, selectors.EVENT_READ, self._leader_gone)
 
     def _watch_member(self, member: Member) -> None:
-        if member.identity in self.pidfds or member.identity == self.ledger.leader:
-            return
-        fd = open_pidfd(member.identity)
-        if fd is None:
-            return
-        self.pidfds[member.identity] = fd
-        self.selector.register(fd, selectors.EVENT_READ, lambda: self._member_gone(member.identity))
-
-    def _drop_pidfd(self, identity: Identity) -> None:
-        fd = self.pidfds.pop(identity, None)
-        if fd is not None:
-            self.selector.unregister(fd)
-            os.close(fd)
-
-    def _forget_pidfds(self) -> None:
-        for identity in list(self.pidfds):
-            self._drop_pidfd(identity)
+        if member.identity != self.ledger.leader:
+            self.pidfds.watch(member.identity, lambda: self._member_gone(member.identity))
 
     def _reap(self) -> None:
         """Collect every child that has ended: the engine, and orphans that came to us as subreaper."""
@@ -538,7 +509,7 @@ class Supervisor:
     def _leader_gone(self) -> None:
         """The engine's first process has ended."""
         if self.ledger.leader is not None:
-            self._drop_pidfd(self.ledger.leader)
+            self.pidfds.drop(self.ledger.leader)
         self._reap()
         if self.machine.leader_gone:
             return
@@ -568,7 +539,7 @@ class Supervisor:
 
     def _member_gone(self, identity: Identity) -> None:
         member = self.ledger.members[identity]
-        self._drop_pidfd(identity)
+        self.pidfds.drop(identity)
         # compilers and other helpers come and go; a rank does not
         if self.machine.ending is None and member.is_rank:
             self._record("process-ended", {"pid": identity.pid, "title": member.title})
@@ -590,28 +561,16 @@ class Supervisor:
             self._record("members", {"members": [[*m.identity, m.title] for m in fresh]})
             for member in fresh:
                 self._watch_member(member)
-        self._record_files(mapped_by(identity.pid for identity in self.ledger.members), set())
+        self._note_files(sockets=False)
         if self.machine.state == STARTING:
             self._look_for_work()
         self._again("members", MEMBERS_POLL_S if self.machine.state == STARTING else MEMBERS_POLL_READY_S)
 
-    def _note_files(self) -> None:
-        """A vLLM that is ended leaves socket files and shared memory behind; whose they are is known while it lives."""
-        pids = [identity.pid for identity in self.ledger.members]
-        self._record_files(mapped_by(pids), bound_by(pids))
-
-    def recall_files(self, paths: Iterable[str]) -> None:
-        """Files of the engine that the supervisor before has journalled in this boot."""
-        for path in paths:
-            (self.shm if path.startswith(SHM_FOLDER) else self.sockets).add(path)
-
-    def _record_files(self, shm: set[str], sockets: set[str]) -> None:
+    def _note_files(self, *, sockets: bool = True) -> None:
         """Journalled, so that they are removed even when the supervisor dies together with the engine."""
-        fresh = (shm - self.shm) | (sockets - self.sockets)
-        self.shm |= shm
-        self.sockets |= sockets
+        fresh = self.leftovers.look((identity.pid for identity in self.ledger.members), sockets=sockets)
         if fresh:
-            self._record("files", {"files": sorted(fresh)})
+            self._record("files", {"files": fresh})
 
     def _look_for_work(self) -> None:
         """Bytes read or processor time spent are progress too: vLLM may be silent for long and yet move."""
@@ -691,12 +650,12 @@ class Supervisor:
 
     # ------------------------------------------------------------------ HTTP
 
-    def _send(
-        self, purpose: str, method: str, path: str, timeout_s: float, on_answer: OnAnswer, body: bytes = b""
-    ) -> None:
+    def _send(self, purpose: str, ask: Request, on_answer: OnAnswer) -> None:
+        if self.exchanges.busy(purpose):
+            return
         host = probe_host(self.plan.host)
-        data = request(method, path, host, body=body, api_key=api_key(self.plan))
-        self.exchanges.send(purpose, host, self.plan.port, data, timeout_s, on_answer)
+        data = request(ask.method, ask.path, host, body=ask.body, api_key=api_key(self.plan))
+        self.exchanges.send(purpose, host, self.plan.port, data, ask.timeout_s, on_answer)
 
     def _probe(self) -> None:
         if self.exchanges.busy("probe") or self.machine.ending is not None:
@@ -704,13 +663,7 @@ class Supervisor:
         if self.machine.state == STARTING:
             self._probe_gate()
             return
-        if self.generation is None:  # just ready, or adopted while it serves
-            health = self.plan.health
-            self.generation = Generation(
-                float(health.get("stuck_s", 0)), float(health.get("probe_s", 0)), time.monotonic()
-            )
-            self._again("counters", self.generation.poll_s)
-        self._send("probe", "GET", "/health", float(self.plan.health["timeout_s"]), self._health_answered)
+        self.serving.probe()
 
     def _probe_gate(self) -> None:
         inodes = listening_inodes(self.plan.port, self.plan.host)
@@ -723,8 +676,7 @@ class Supervisor:
                 self._record("foreign-listener", {"port": self.plan.port})
             self._again("probe", GATE_POLL_S)
             return
-        ask = self.gate.next_ask(time.monotonic())
-        self._send("probe", ask.method, ask.path, ask.timeout_s, self._gate_answered, ask.body)
+        self._send("probe", self.gate.next_ask(time.monotonic()), self._gate_answered)
 
     def _listener_is_ours(self, inodes: set[int]) -> bool:
         """Every socket that listens at our address must be held by the engine: with SO_REUSEPORT a stranger's beside
@@ -783,65 +735,10 @@ class Supervisor:
             document = {"mean": mean, "model": self.plan.model, "engine": self.plan.engine.get("version")}
             likelihoods.remember(self.checkpoint, {**document, "launch": self.launch.id})
 
-    def _health_answered(self, answer: Answer) -> None:
-        if answer.status == 200:
-            self._input("health_good")
-        else:
-            why = answer.why or f"HTTP {answer.status}"
-            self._input("health_bad", {"why": why})
-        if self.machine.ending is None:
-            self._again("probe", float(self.plan.health["interval_s"]))
-
     def _read_counters(self) -> None:
-        """While it serves: do its counters move, and if nothing runs, does it still generate a token."""
-        if self.machine.state not in SERVING or self.generation is None or self.exchanges.busy("counters"):
-            return
-        timeout_s = float(self.plan.health["timeout_s"])
-        self._send("counters", "GET", "/metrics", timeout_s, self._counters_answered)
-
-    def _counters_answered(self, answer: Answer) -> None:
-        generation = self.generation
-        assert generation is not None
-        now = time.monotonic()
-        counters = read_counters(answer)
-        if counters is not None:
-            verdict = generation.take(counters, now)
-            self._generation_judged(verdict, f"{counters.busy:g} request(s) run and no counter of the engine moves")
-        if generation.probe_due(now) and self.machine.ending is None:
-            patience = float(self.plan.canary["timeout_s"])
-            body = one_token(self.plan.served_names[0])
-            self._send("counters", "POST", "/v1/completions", patience, self._token_answered, body)
-            return
-        self._again("counters", generation.poll_s)
-
-    def _token_answered(self, answer: Answer) -> None:
-        assert self.generation is not None
-        why = answer.why or f"HTTP {answer.status}"
-        verdict = self.generation.take_probe(answer, time.monotonic())
-        self._generation_judged(verdict, f"asked for one token: {why}")
-        self._again("counters", self.generation.poll_s)
-
-    def _generation_judged(self, verdict: str | None, why: str) -> None:
-        if verdict is not None:
-            self._input(verdict, {"why": why} if verdict == "stuck" else {})
+        if self.machine.state in SERVING:
+            self.serving.counters()
 
     def _probe_drain(self) -> None:
-        if self.machine.ending == "drain" and not self.exchanges.busy("drain"):
-            timeout_s = float(self.plan.health["timeout_s"])
-            self._send("drain", "GET", "/metrics", timeout_s, self._drain_answered)
-
-    def _drain_answered(self, answer: Answer) -> None:
-        if self.machine.ending != "drain":
-            return
-        counters = read_counters(answer)
-        # a request may be between the server and its counters, hence two quiet readings
-        self.quiet_readings = self.quiet_readings + 1 if counters and counters.busy == 0 else 0
-        self.blind_readings = self.blind_readings + 1 if counters is None else 0
-        if self.quiet_readings == 2:
-            self._input("drained", {})
-        elif self.blind_readings == 2 and answer.status is not None:
-            self._input("drained", {"why": "the engine does not tell its running requests"})
-        elif self.blind_readings == 2:
-            self._input("drained", {"why": f"the engine does not answer: {answer.why}"})
-        else:
-            self._again("drain", DRAIN_POLL_S)
+        if self.machine.ending == "drain":
+            self.serving.drain()
