@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from deploy import __version__, errors
+from deploy.homes import state_dir
 
 
 def main() -> None:
@@ -46,6 +47,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if os.path.exists(os.path.join(state_dir(), "swaps", "open")):
+        from deploy.commands.swapping import take_up
+
+        take_up()
     if arguments in (["ps"], ["ps", "--json"]):
         # what prompts and scripts call all day: without click it costs half
         from deploy.commands.overview import overview

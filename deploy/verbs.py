@@ -15,6 +15,7 @@ VERBS = {
     "explain": ("explain", "Diagnose a log from any vLLM run."),
     "down": ("down", "Drain, stop, and prove that it is gone."),
     "restart": ("restart", "Down, then up with the same plan."),
+    "swap": ("swap", "Replace what runs; if that fails, bring it back."),
     "render": ("render", "Print what would run."),
     "fit": ("fit", "Memory per GPU, KV tokens, longest context, before anything is loaded."),
     "warm": ("warm", "Read the weights into the page cache, start nothing."),
@@ -29,7 +30,7 @@ VERBS = {
     "bench": ("bench", "Measure: single stream, sweep of concurrencies, comparison."),
     "engine": ("engine", "vLLM installations: list, show, install, remove."),
 }
-ALIASES = {"start": "up", "stop": "down", "list": "ps", "log": "logs"}
+ALIASES = {"start": "up", "stop": "down", "switch": "swap", "list": "ps", "log": "logs"}
 
 
 class Verbs(click.Group):

@@ -35,7 +35,8 @@ def box(tmp_path: Path) -> Iterator[Box]:
     yield private
     left = private.end_everything()
     assert not left, f"left behind: {left}"
-    faults = [path.read_text() for path in private.state.glob("deployments/*/launches/*/supervisor.log")]
+    logs = [*private.state.glob("deployments/*/launches/*/supervisor.log"), *private.state.glob("swaps/*/swap.log")]
+    faults = [path.read_text() for path in logs]
     assert not any(faults), f"a supervisor complained: {faults}"
 
 

@@ -15,6 +15,7 @@ from deploy.console import output
 from deploy.errors import KdeployError, not_running
 from deploy.lifecycle.fold import Observed
 from deploy.lifecycle.states import FAILED, STOPPED
+from deploy.store import swaps
 from deploy.store.deployments import Deployment, observe, observe_all, supervisor_of, to_json
 from deploy.store.journal import Journal
 from deploy.store.launches import Launch, lock_path
@@ -54,9 +55,11 @@ def command(names: Sequence[str], everything: bool, force: bool, timeout: float 
 
 def _stop_all(targets: Sequence[Deployment], deadline: float | None, *, force: bool) -> list[int]:
     """Ask all of them first, then follow each to its end; their exit codes."""
-    for deployment in targets:
-        if deployment.active:
-            _ask(deployment, force=force)
+    active = [deployment for deployment in targets if deployment.active]
+    for deployment in active if not force else ():  # with force the swap sees that it has ended, and decides anew
+        swaps.refuse_in_swap(deployment.name)
+    for deployment in active:
+        _ask(deployment, force=force)
     codes = []
     for deployment in targets:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())

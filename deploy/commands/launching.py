@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from deploy.console import output
-from deploy.errors import REFUSED, KdeployError, environment, usage
+from deploy.errors import REFUSED, KdeployError, usage
 from deploy.homes import lease_dir
-from deploy.host.gpus import Inventory, NoGpus, read_machine
+from deploy.host.gpus import GpuState, Inventory, NoGpus, read_machine
 from deploy.host.sysroot import sysroot
 from deploy.host.topology import levels_between, read_place
 from deploy.lifecycle.states import FAILED
@@ -17,15 +17,14 @@ from deploy.plan.fit_inputs import known_model, refuse_bad_shape, refuse_unfit
 from deploy.plan.gather import Wish, plan_for_launch, refuse_taken_port
 from deploy.plan.launch_plan import Gpu, LaunchPlan
 from deploy.plan.placement import Needs, choose, explain, free_ones
-from deploy.plan.references import Unresolved
 from deploy.profile.catalogue import Resolved
 from deploy.profile.schema import Profile
-from deploy.store import leases
-from deploy.store.deployments import observe, observe_all
+from deploy.store import leases, swaps
+from deploy.store.deployments import Deployment, observe, observe_all
 from deploy.store.gpu_holders import our_processes
 from deploy.store.launches import check_name
 from deploy.supervise.client import take_lock, wait_for_lock
-from deploy.supervise.spawn import resolved as with_secrets
+from deploy.swap.starting import refuse_missing_secrets
 
 SWEEP_LIMIT_S = 20.0
 # The kernel gives a dead process's memory back late: more than 30 s were reported for one with tens of GiB.
@@ -59,6 +58,7 @@ def prepare(resolved: Resolved, wish: Wish, gpus: str | None, take: Callable[[st
         take: takes the lock of a deployment by its name.
     """
     deployment = check_name(wish.name or resolved.name)
+    swaps.refuse_in_swap(deployment)
     fds = [take(deployment)]
     try:
         choice, leased = lease_gpus(resolved.profile, gpus, deployment)
@@ -69,14 +69,14 @@ def prepare(resolved: Resolved, wish: Wish, gpus: str | None, take: Callable[[st
         raise
 
 
-def checked_plan(resolved: Resolved, wish: Wish, choice: Choice) -> LaunchPlan:
-    """The plan of a launch, after every check that needs nothing to be held."""
+def checked_plan(resolved: Resolved, wish: Wish, choice: Choice, leaving: Deployment | None = None) -> LaunchPlan:
+    """The plan of a launch, after every check that needs nothing to be held. `leaving` will be gone by then."""
     plan = plan_for_launch(resolved, wish, choice.gpus)
     version = plan.engine.get("version")
     model = known_model(resolved)
     notes = refuse_bad_shape(resolved, version, model)
     notes += refuse_unfit(resolved, version, choice.memory_gib, model)
-    free_ports(plan)
+    free_ports(plan, leaving)
     refuse_missing_secrets(plan)
     notes += [f"placement: {choice.why}"] if choice.why else []
     # whoever adopts or restarts it must find the leases where they were taken
@@ -102,8 +102,15 @@ def lease_gpus(profile: Profile, named: str | None, deployment: str) -> tuple[Ch
     return choice, []
 
 
-def choose_gpus(wanted: int, named: str | None, needs: Needs, lease_folder: str | None = None) -> Choice:
-    """Free GPUs for a launch; takes nothing. Memory of our own ended processes is waited for, not other people's."""
+def choose_gpus(
+    wanted: int,
+    named: str | None,
+    needs: Needs,
+    lease_folder: str | None = None,
+    leaving: Deployment | None = None,
+) -> Choice:
+    """Free GPUs for a launch; takes nothing. Memory of our own ended processes is waited for, not other people's.
+    GPUs of `leaving` count as free: it will be gone by then."""
     if wanted == 0:
         if named is not None:
             raise usage("--gpus for a profile with hardware.gpus: 0", fix=["leave --gpus out"])
@@ -116,7 +123,7 @@ def choose_gpus(wanted: int, named: str | None, needs: Needs, lease_folder: str 
         except NoGpus as error:
             raise error.as_error() from None
         try:
-            return _choice(machine, wanted, named, needs, lease_folder)
+            return _choice(machine, wanted, named, needs, lease_folder, leaving)
         except KdeployError as error:
             falling = _falling(machine, error) if error.code == REFUSED else []
             if not falling or time.monotonic() >= deadline:
@@ -127,9 +134,15 @@ def choose_gpus(wanted: int, named: str | None, needs: Needs, lease_folder: str 
         time.sleep(MEMORY_POLL_S)
 
 
-def _choice(machine: Inventory, wanted: int, named: str | None, needs: Needs, folder: str | None) -> Choice:
+def _choice(
+    machine: Inventory, wanted: int, named: str | None, needs: Needs, folder: str | None, leaving: Deployment | None
+) -> Choice:
     present = machine.gpus
     leased = {gpu.uuid: _holder(found) for gpu in present if (found := leases.holder_of(gpu.uuid, folder)) is not None}
+    leased |= swaps.reserved_gpus()
+    if leaving is not None:
+        present = vacated(present, leaving)
+        leased = {uuid: who for uuid, who in leased.items() if uuid not in gpus_of(leaving)}
     files = sysroot()
     places = {gpu.number: read_place(gpu.pci, files) for gpu in present if gpu.pci}
     whole = len(places) == len(present)
@@ -159,26 +172,41 @@ def _falling(machine: Inventory, refusal: KdeployError) -> list[str]:
     ]
 
 
-def free_ports(plan: LaunchPlan) -> None:
-    """Exit 4 unless the plan's port is free, also of deployments that do not listen yet."""
+def free_ports(plan: LaunchPlan, leaving: Deployment | None = None) -> None:
+    """Exit 4 unless the plan's port is free, also of deployments that do not listen yet. `leaving` will be gone."""
     others = [
         (entry.name, int(entry.plan.get("port", 0)))
         for entry in observe_all()
-        if entry.active and entry.name != plan.name
+        if entry.active and entry.name not in (plan.name, leaving.name if leaving else None)
     ]
-    refuse_taken_port(plan, others)
+    if leaving is not None and leaving.plan.get("port") == plan.port:
+        for name, port in others:
+            if port == plan.port:
+                refuse_taken_port(plan, [(name, port)])
+        return  # bound by the one that leaves: tried when it has left
+    refuse_taken_port(plan, [*others, *swaps.reserved_ports()])
 
 
-def refuse_missing_secrets(plan: LaunchPlan) -> None:
-    """Exit 6 when a secret that the plan refers to has no value here."""
-    missing = []
-    for where, text in [*(("argument", word) for word in plan.argv), *plan.env.items()]:
-        try:
-            with_secrets(text)
-        except Unresolved as error:
-            missing.append(f"{where}: {error}")
-    if missing:
-        raise environment("a secret has no value", evidence=missing, fix=["set it in this shell, then again"])
+def gpus_of(deployment: Deployment) -> set[str]:
+    """UUIDs of its GPUs."""
+    return {gpu["uuid"] for gpu in deployment.plan.get("gpus", [])}
+
+
+def vacated(present: Sequence[GpuState], leaving: Deployment) -> list[GpuState]:
+    """The GPUs as they will be without the processes of `leaving`. Where the driver does not list processes, its GPUs
+    count as empty: whether they are is seen when it has gone."""
+    mine = gpus_of(leaving)
+    pids = {pid for (_, pid), ours in our_processes([leaving]).items() if ours.deployment == leaving.name}
+    return [_without(gpu, pids) if gpu.uuid in mine else gpu for gpu in present]
+
+
+def _without(gpu: GpuState, pids: set[int]) -> GpuState:
+    if not gpu.processes or gpu.used_mib is None:
+        return gpu._replace(used_mib=0 if gpu.used_mib is not None else None)
+    gone = [entry for entry in gpu.processes if entry["pid"] in pids]
+    untold = any(entry["mib"] is None for entry in gone)
+    used = 0 if untold else max(0, gpu.used_mib - sum(entry["mib"] for entry in gone))
+    return gpu._replace(used_mib=used, processes=[entry for entry in gpu.processes if entry["pid"] not in pids])
 
 
 def close_all(fds: list[int]) -> None:

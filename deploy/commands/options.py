@@ -22,9 +22,18 @@ def profiles(function: F) -> F:
 
 def wish(function: F) -> F:
     """What a launch is asked to be: PROFILE, --name, --set, --port, --gpus and the verbatim tail."""
+    return _wish(function, required=True)
+
+
+def optional_wish(function: F) -> F:
+    """The same for a verb that also does something without a PROFILE."""
+    return _wish(function, required=False)
+
+
+def _wish(function: F, *, required: bool) -> F:
     for decorate in (
         click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- EXTRA...]"),
-        click.argument("profile"),
+        click.argument("profile", required=required),
         click.option("--name", metavar="N", help="Name of the deployment (default: the profile's)."),
         click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override one key: --set serve.port=1."),
         click.option("--port", type=click.IntRange(1, 65535), help="Port to serve on."),

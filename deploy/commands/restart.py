@@ -8,17 +8,18 @@ from deploy import errors
 from deploy.commands import options
 from deploy.commands.choosing import only
 from deploy.commands.following import TimedOut, follow, let_go, outcome, settled
-from deploy.commands.launching import choose_gpus, close_all, free_ports, refuse_missing_secrets
+from deploy.commands.launching import choose_gpus, close_all, free_ports
 from deploy.console import output
 from deploy.errors import KdeployError, environment
 from deploy.lifecycle.fold import Observed
 from deploy.lifecycle.states import READY
 from deploy.plan.launch_plan import LaunchPlan, loads
 from deploy.plan.placement import Needs
-from deploy.store import leases
+from deploy.store import leases, swaps
 from deploy.store.deployments import Deployment
 from deploy.store.launches import Launch
 from deploy.supervise.client import held, launch, signal_supervisor, take_lock
+from deploy.swap.starting import refuse_missing_secrets
 
 
 @click.command()
@@ -29,6 +30,7 @@ def command(name: str | None, timeout: float | None, as_json: bool) -> int:
     """Stop NAME and start it again with the plan it was launched with."""
     deployment = only(name, "restart")
     plan = recorded_plan(deployment)
+    swaps.refuse_in_swap(deployment.name)
     old = deployment.launch.id if deployment.active else None
     if deployment.active:
         # the supervisor does both under one lock: nobody can get in between, and our death changes nothing

@@ -34,11 +34,12 @@ class Renderer(Protocol):
 class PlainLines:
     """One line a change, and a heartbeat so that a silent load does not look dead."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
+    def __init__(self, plan: dict[str, Any], label: str = "", began: float | None = None) -> None:
         self.plan = plan
+        self.label = label  # before each line, where several deployments are followed at once
         self.observed = Observed()
-        self.began = time.monotonic()
-        self.spoke = self.began
+        self.began = time.monotonic() if began is None else began
+        self.spoke = time.monotonic()
         self.shards_told = 0
 
     def event(self, event: Event) -> None:
@@ -72,7 +73,7 @@ class PlainLines:
 
     def _line(self, text: str) -> None:
         self.spoke = time.monotonic()
-        say(f"[{self.spoke - self.began:7.1f} s] {text}")
+        say(f"[{self.spoke - self.began:7.1f} s] {self.label}{text}")
 
 
 class LiveRegion:

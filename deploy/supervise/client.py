@@ -45,12 +45,16 @@ def take_lock(name: str) -> int:
 
 
 def _lock(name: str) -> int | None:
+    return lock_to_pass(lock_path(name))
+
+
+def lock_to_pass(path: str) -> int | None:
     """A lock that can be passed on. Started with 0, 1 or 2 closed, it would get one of these numbers, and lose it to
     the supervisor's own streams."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
-    return try_lock(lock_path(name))
+    return try_lock(path)
 
 
 def held(name: str) -> KdeployError:
