@@ -10,6 +10,8 @@ from deploy.commands import options
 from deploy.commands.choosing import named, supervised
 from deploy.commands.following import TimedOut
 from deploy.commands.launching import Choice, checked_plan, choose_gpus, gpus_of, needs_of
+from deploy.commands.rehearsing import is_rehearsed
+from deploy.commands.rehearsing import rehearse as rehearse_plan
 from deploy.commands.restart import recorded_plan
 from deploy.commands.swapping import follow, tell
 from deploy.console import output
@@ -35,6 +37,7 @@ from deploy.swap.starting import refuse_missing_program, refuse_missing_secrets
 @click.option("--force", is_flag=True, help="Do not wait for the old one's running requests.")
 @click.option("--no-rollback", is_flag=True, help="When the new one fails, do not bring the old one back.")
 @options.timeout
+@click.option("--rehearse", is_flag=True, help="First start PROFILE with random weights, and stop that again.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the steps; touch nothing.")
 @options.as_json
 @click.pass_context
@@ -51,6 +54,7 @@ def command(
     force: bool,
     no_rollback: bool,
     timeout: float | None,
+    rehearse: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -70,11 +74,16 @@ def command(
         output.say(f"{new_name} is ready already, and nothing else runs; nothing to do")
         return errors.OK
     if dry_run:
-        _tell_steps(_order(resolved, wish, gpus, old, force=force, rollback=not no_rollback), as_json=as_json)
+        plan, _ = _planned(resolved, wish, gpus, old, rollback=not no_rollback)
+        _tell_steps(_order(plan, old, force=force, rollback=not no_rollback), as_json=as_json)
         return errors.OK
     lock_fd = client.take_lock()  # from here on nobody else swaps
     try:
-        order = _order(resolved, wish, gpus, old, force=force, rollback=not no_rollback)
+        plan, choice = _planned(resolved, wish, gpus, old, rollback=not no_rollback)
+        code = _rehearsed(resolved, plan, choice, old, timeout) if rehearse else errors.OK
+        if code != errors.OK:
+            return code  # the lock ends with us
+        order = _order(plan, old, force=force, rollback=not no_rollback)
     except BaseException:
         os.close(lock_fd)
         raise
@@ -121,15 +130,34 @@ def _runs_already(new: Deployment, others: list[Deployment]) -> KdeployError:
     return errors.refused(refusal.what, evidence=refusal.evidence, fix=fix)
 
 
-def _order(
-    resolved: Resolved, wish: Wish, gpus: str | None, old: Deployment, *, force: bool, rollback: bool
-) -> dict[str, Any]:
-    """What is to be done, once nothing speaks against it: NEW must be able to start, and OLD to start again."""
+def _planned(
+    resolved: Resolved, wish: Wish, gpus: str | None, old: Deployment, *, rollback: bool
+) -> tuple[LaunchPlan, Choice]:
+    """The plan of NEW, once nothing speaks against it: it must be able to start, and OLD to start again."""
     old_plan = recorded_plan(old)
     if rollback:
         refuse_missing_secrets(old_plan)
         refuse_missing_program(old_plan)
-    plan = checked_plan(resolved, wish, _choice(resolved.profile, gpus, old), old)
+    choice = _choice(resolved.profile, gpus, old)
+    return checked_plan(resolved, wish, choice, old), choice
+
+
+def _rehearsed(resolved: Resolved, plan: LaunchPlan, choice: Choice, old: Deployment, timeout: float | None) -> int:
+    if is_rehearsed(plan):
+        return errors.OK
+    shared = [str(gpu.index) for gpu in plan.gpus if gpu.uuid in gpus_of(old)]
+    if shared:
+        raise errors.refused(
+            f"{plan.name} cannot be rehearsed on GPUs that {old.name} uses",
+            evidence=[f"GPU {', '.join(shared)}"],
+            fix=["rehearse it where they are free: kdeploy up PROFILE --rehearse", "or leave --rehearse out"],
+        )
+    return rehearse_plan(resolved, plan, choice, timeout)
+
+
+def _order(plan: LaunchPlan, old: Deployment, *, force: bool, rollback: bool) -> dict[str, Any]:
+    """What is to be done, as the runner reads it."""
+    old_plan = recorded_plan(old)
     before = newest(plan.name)
     return {
         "old": old.name,

@@ -10,6 +10,8 @@ from deploy.commands import options
 from deploy.commands.choosing import supervised
 from deploy.commands.following import TimedOut, follow, let_go, outcome, settled
 from deploy.commands.launching import checked_plan, choose_gpus, needs_of, prepare, take_or_wait
+from deploy.commands.rehearsing import is_rehearsed
+from deploy.commands.rehearsing import rehearse as rehearse_plan
 from deploy.console import output
 from deploy.lifecycle.states import FAILED, READY
 from deploy.plan.gather import Wish, resolve
@@ -29,6 +31,7 @@ from deploy.supervise.client import held, launch
     is_flag=True,
     help="When it fails and the diagnosis knows the one setting that mends it: start once more with that setting.",
 )
+@click.option("--rehearse", is_flag=True, help="First start the same with random weights, and stop that again.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the plan; start nothing.")
 @options.as_json
 @click.pass_context
@@ -44,6 +47,7 @@ def command(
     detach: bool,
     timeout: float | None,
     retry_with_fix: bool,
+    rehearse: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -58,11 +62,17 @@ def command(
     resolved = resolve(catalogue, wish)
     deployment = check_name(name or resolved.name)
     if dry_run:
+        if rehearse:
+            raise errors.usage("--rehearse starts something", fix=["leave --dry-run out"])
         choice = choose_gpus(resolved.profile.gpus, gpus, needs_of(resolved.profile))
         output.document(checked_plan(resolved, wish, choice).to_json())
         return errors.OK
     if _is_ready(deployment):
         return outcome(deployment, as_json=as_json, quiet_success=False)
+    if rehearse:
+        code, gpus = _rehearsed(resolved, wish, gpus, timeout)
+        if code != errors.OK:
+            return code
     code = _launched(resolved, wish, gpus, timeout, detach=detach, as_json=as_json and not retry_with_fix)
     if not retry_with_fix:
         return code
@@ -79,6 +89,14 @@ def command(
     if as_json:
         document_of(deployment)
     return code
+
+
+def _rehearsed(resolved: Resolved, wish: Wish, gpus: str | None, timeout: float | None) -> tuple[int, str | None]:
+    """The exit code of the rehearsal, and the GPUs that the real launch is to have."""
+    choice = choose_gpus(resolved.profile.gpus, gpus, needs_of(resolved.profile))
+    plan = checked_plan(resolved, wish, choice)
+    same = ",".join(gpu.uuid for gpu in plan.gpus) or gpus
+    return errors.OK if is_rehearsed(plan) else rehearse_plan(resolved, plan, choice, timeout), same
 
 
 def _launched(

@@ -57,6 +57,7 @@ class LaunchPlan:
     patches: list[dict[str, Any]] = field(default_factory=list)
     patch_folder: str | None = None
     load: dict[str, Any] = field(default_factory=dict)
+    rehearsal: bool = False  # random weights; ends once it is ready
     version: int = VERSION
 
     @property

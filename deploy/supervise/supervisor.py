@@ -347,6 +347,8 @@ class Supervisor:
             self._enter_ending()
         for action in outcome.actions:
             self._act(action.kind, action.data)
+        if self.plan.rehearsal and self.machine.state == READY != before.state:
+            self._input("stop_asked", {"force": True})  # here, since whoever follows it may be killed
 
     def _remember_load(self, ready: dict[str, Any]) -> None:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
