@@ -123,7 +123,9 @@ def _asked(path: str) -> Engine:
     if interpreter is None:
         why = f"{path} does not begin with a Python interpreter"
         return Engine(path, [path], {}, None, None, False, why)
-    version, why_unknown = ask_version([interpreter], dict(os.environ))
+    # as the launch will have it: what the shell says about Python's path is not passed on
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    version, why_unknown = ask_version([interpreter], inherited)
     return Engine(path, [path], {}, interpreter, version, False, why_unknown)
 
 

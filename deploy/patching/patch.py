@@ -7,7 +7,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from deploy.profile.schema import NAME, MaybeText, Names, Section, Text, Version1
+from deploy.profile.schema import NAME, Flag, MaybeText, Names, Section, Text, Version1
 
 
 def _range(text: str | None) -> str | None:
@@ -89,6 +89,7 @@ class PatchFile(Section):
     upstream: list[Upstream] = Field(default_factory=list)
     needless_since: Release = Field(None, description="First release that needs it no more.")
     experimental: MaybeText = Field(None, description="Why it is not to be relied on yet.")
+    needs_canary: Flag = Field(False, description="A launch with it must ask the canary, and for sense.")
     verified_by: Text = Field("", description="How its effect is proven in a running engine.")
     plugin: Plugin | None = None
     overlay: list[Change] = Field(default_factory=list)

@@ -19,6 +19,7 @@ DEFAULT_UTILIZATION = 0.92  # vLLM 0.33.0, config/cache.py
 BLOCK = 16  # tokens of a KV block unless the backend wants another (config/cache.py)
 SPARSE_BLOCK = 64  # FLASHINFER_MLA_SPARSE_SM120 and the index cache take multiples of it
 CPU_BLOCK = 128  # platforms/cpu.py; its MLA kernel takes 16
+PLUGIN_BACKEND = "CUSTOM"  # the place in vLLM's list of attention backends that plugins take
 PACKED_SPARSE = 656  # bytes a token and layer: 512 FP8, 4 FP32 scales, 64 BF16 (mla_attention.py, fp8_ds_mla)
 INDEX_SCALE_GROUP = 128  # the index cache keeps FP8 and one FP32 scale for each group (deepseek_v2.py, Indexer)
 MODEL_BYTES = 2  # of an element that is not quantized: vLLM runs in bfloat16 or float16, whatever is on disk
@@ -92,6 +93,7 @@ class Case(NamedTuple):
     graphs_counted: bool = True
     draft: str | None = None
     version: str | None = None
+    attention_backend: str | None = None
 
 
 class Stage(NamedTuple):
@@ -423,7 +425,7 @@ def _cache_per_token(case: Case, start: int, end: int) -> float:
         if not (facts.kv_lora and facts.rope_dim):
             return math.nan
         vector = (facts.kv_lora + facts.rope_dim) * element
-        if facts.sparse and (_on_sm120(case) or element == 1):
+        if facts.sparse and _packed(case, element):
             vector = PACKED_SPARSE
         total = layers * vector + _index_cache(facts, layers)
     else:
@@ -431,6 +433,13 @@ def _cache_per_token(case: Case, start: int, end: int) -> float:
             return math.nan
         total = layers * max(1, facts.kv_heads // split.tensor) * 2 * facts.head_dim * element
     return total / split.decode_context
+
+
+def _packed(case: Case, element: float) -> bool:
+    """Whether a sparse model's cache is the packed one. vLLM packs by the backend's name, and not for a plugin's."""
+    if case.attention_backend == PLUGIN_BACKEND:
+        return case.kv_cache_dtype == "fp8_ds_mla"
+    return _on_sm120(case) or element == 1
 
 
 def _on_sm120(case: Case) -> bool:

@@ -124,6 +124,7 @@ def case_of(resolved: Resolved, model: Model, version: str | None, memory_gib: f
         graphs_counted=profile.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS") != "0",
         draft="mtp" if "mtp" in method else method or ("draft" if draft else None),
         version=version,
+        attention_backend=_named_backend(args),
     )
 
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from deploy.engine.installations import Engine
 from deploy.engine.sources import Sources, read_sources
+from deploy.errors import usage
 from deploy.patching import catalogue, folder
 from deploy.patching.applies import UNVERIFIED, Target
 from deploy.patching.patch import Patch
-from deploy.patching.selection import FOLDER, select
+from deploy.patching.selection import FOLDER, Selection, select
 from deploy.profile.schema import Profile
 
 
@@ -29,7 +30,8 @@ def patching_of(profile: Profile, engine: Engine, model: str, notes: list[str]) 
     """Choose, and make the folder (named after its content, so that making it again changes nothing).
 
     Raises:
-        KdeployError: (exit 2) an unknown or broken patch, (exit 6) one that does not apply.
+        KdeployError: (exit 2) an unknown or broken patch, or one that needs the canary; (exit 6) one that does not
+            apply.
     """
     if not profile.patches:
         return NONE
@@ -38,6 +40,7 @@ def patching_of(profile: Profile, engine: Engine, model: str, notes: list[str]) 
     capability = "cpu" if profile.gpus == 0 else profile.hardware.capability
     target = target_of(engine, sources, capability, architectures_in(model))
     selection = select(patches, target, sources.files if sources else {})
+    _insist_on_canary(profile, patches, selection)
     for entry in selection.entries:
         if entry["state"] == UNVERIFIED:
             notes.append(f"patches: {entry['name']} is unverified here: {entry['why']}")
@@ -46,6 +49,17 @@ def patching_of(profile: Profile, engine: Engine, model: str, notes: list[str]) 
     path = folder.write(selection.files)
     env = {name: value.replace(FOLDER, path) for name, value in selection.env.items()}
     return Patching(selection.entries, path, env)
+
+
+def _insist_on_canary(profile: Profile, patches: list[Patch], selection: Selection) -> None:
+    loaded = {entry["name"] for entry in selection.entries if entry["loaded"]}
+    strict = [patch.name for patch in patches if patch.file.needs_canary and patch.name in loaded]
+    if strict and not (profile.canary.enabled and profile.canary.coherence):
+        raise usage(
+            f"the patch {', '.join(strict)} is not launched without the canary",
+            evidence=["canary.enabled and canary.coherence must be true: wrong kernels answer, and with nonsense"],
+            fix=["leave canary.enabled and canary.coherence as they are", "or take the patch out: --set patches=[]"],
+        )
 
 
 def sources_for(patches: list[Patch], engine: Engine) -> Sources | None:

@@ -362,7 +362,8 @@ class Canary:
         fix = []
         patches = settings.get("patches") or []
         if patches:
-            fix.append(f"this launch has the patch {', '.join(patches)}: try without, --set patches=[]")
+            named = ", ".join(patches)
+            fix.append(f"this launch has the patch {named}: try --set patches=[], without the args that need it")
         if self.coherence and told:
             fix.append("rule out a kernel: --set args.enforce-eager=true, another attention or MoE backend")
         if self.reading is not None and self.reading.mean is not None and self.expected is not None:

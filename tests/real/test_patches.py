@@ -35,6 +35,21 @@ class OtherBackend(CPUMLABackend):
 """
 
 
+def words(sets: list[str]) -> list[str]:
+    return [word for text in sets for word in ("--set", text)]
+
+
+def drifted_overlay(parent: Path) -> str:
+    """An overlay of CPU_MLA's own module that was made for another text of it; its name."""
+    folder = parent / "drifted"
+    folder.mkdir()
+    (folder / "a.diff").write_text("--- a\n+++ b\n@@ -1,1 +1,1 @@\n-no such line\n+another\n")
+    change = {"module": "vllm.v1.attention.backends.mla.cpu_mla", "diff": "a.diff", "bases": ["0" * 64]}
+    document = {"schema": 1, "name": "drifted", "summary": "drifted", "kind": "overlay", "overlay": [change]}
+    (folder / "patch.yaml").write_text(json.dumps(document))
+    return "drifted"
+
+
 def test_an_engine_as_pip_made_it_runs_with_its_metadata_and_another_attention_backend(
     box: Box, checkpoint: Path
 ) -> None:
@@ -47,9 +62,18 @@ def test_an_engine_as_pip_made_it_runs_with_its_metadata_and_another_attention_b
     document = {"schema": 1, "name": "other-cpu-mla", "summary": "another CPU_MLA", "kind": "plugin"}
     document |= {"plugin": {"module": "other_cpu_mla"}, "applies": {"capabilities": ["cpu"]}}
     (folder / "patch.yaml").write_text(json.dumps(document))
+    broken = folder.parent / "not-selected"
+    broken.mkdir()
+    (broken / "not_selected.py").write_text("raise RuntimeError('loaded, and nobody asked for it')\n")
+    document |= {"name": "not-selected", "plugin": {"module": "not_selected"}}
+    (broken / "patch.yaml").write_text(json.dumps(document))
     sets = ["patches=[cpu-metadata, other-cpu-mla]", f"engine.executable={program}", f"model.path={checkpoint}"]
     sets += [f"serve.port={box.port}"]
-    box.ok("up", "tiny-moe", *(word for text in sets for word in ("--set", text)))
+    refused = box.run("up", "tiny-moe", *words([*sets, f"patches=[{drifted_overlay(folder.parent)}]"]))
+    assert refused.rc == 6
+    assert "hunk 1 of" in refused.stderr
+    assert "cpu_mla.py:1: wanted 'no such line'" in refused.stderr
+    box.ok("up", "tiny-moe", *words(sets))
     rows = {row["name"]: row for row in box.status("tiny-moe")["patches"]}
     ranks = set(box.workers("tiny-moe"))
     assert len(ranks) == 2
@@ -63,4 +87,5 @@ def test_an_engine_as_pip_made_it_runs_with_its_metadata_and_another_attention_b
     assert {why[pid] for pid in ranks} == {"CPU_MLA is other_cpu_mla_backend.OtherBackend"}
     log = (box.launch("tiny-moe") / "engine.log").read_text(errors="replace")
     assert all(f"[other backend] built in {pid}" in log for pid in ranks)
+    assert "nobody asked for it" not in log
     box.down("tiny-moe")

@@ -134,6 +134,11 @@ def test_the_recorded_log_of_the_demo() -> None:
         (MINIMAX._replace(kv_cache_dtype="fp8"), 62 * 2 * 2 * 128),
         (GLM51._replace(capability="12.0", kv_cache_dtype="auto"), 78 * (656 + 132)),
         (GLM51._replace(capability="9.0", kv_cache_dtype="bfloat16"), 78 * (1152 + 132)),
+        # a plugin's sparse backend: vLLM leaves the cache as it was named
+        (GLM51._replace(capability="12.0", attention_backend="CUSTOM"), 78 * (576 + 132)),
+        (GLM51._replace(capability="12.0", attention_backend="CUSTOM", kv_cache_dtype="bfloat16"), 78 * (1152 + 132)),
+        (GLM51._replace(attention_backend="CUSTOM", kv_cache_dtype="fp8_ds_mla"), 78 * (656 + 132)),
+        (GLM51._replace(attention_backend="CUSTOM", split=Split(8, decode_context=8)), 78 * (576 + 132) / 8),
     ],
 )
 def test_bytes_of_a_token(case: Case, size: float) -> None:

@@ -19,10 +19,11 @@ MODELS = [name for name, resolved in RESOLVED.items() if resolved.profile.model.
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LaunchPlan]:
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LaunchPlan]:
     """The plan of a shipped profile for an owner without any engine or model."""
     monkeypatch.setenv("HOME", "/home/owner")
     monkeypatch.setenv("KDEPLOY_DATA_DIR", "/home/owner/.local/share/kdeploy")
+    monkeypatch.setenv("KDEPLOY_STATE_DIR", str(tmp_path))  # takes the folder of a profile's patches
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("HF_HOME", raising=False)
     return lambda name: plan_for_show(RESOLVED[name], Wish(name))
