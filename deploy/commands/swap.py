@@ -29,6 +29,7 @@ from deploy.supervise.client import held
 from deploy.swap import client
 from deploy.swap.estimate import start_seconds, stop_seconds
 from deploy.swap.starting import refuse_missing_program, refuse_missing_secrets
+from deploy.swap.warming import is_worth_it
 
 
 @click.command()
@@ -165,6 +166,7 @@ def _order(plan: LaunchPlan, old: Deployment, *, force: bool, rollback: bool) ->
         "new_plan": plan.to_json(),
         "new_before": before.id if before is not None else None,
         "together": _together(plan, old_plan),
+        "warm": is_worth_it(plan),
         "force": force,
         "rollback": rollback,
     }
@@ -198,14 +200,25 @@ def _steps(order: dict[str, Any]) -> list[dict[str, Any]]:
     drain = "without a drain" if order["force"] else "when its requests have finished"
     stop = {"step": "stop-old", "what": f"stop {old} {drain}", "seconds": stop_seconds(old)}
     start = {"step": "start-new", "what": f"start {new}, until its canary has passed", "seconds": start_seconds(new)}
-    return [stop, start] if order["together"] else [start, stop]
+    if not order["together"]:
+        return [start, stop]
+    if not order["warm"]:
+        return [stop, start]
+    what = f"read the weights of {new} into memory while {old} serves"
+    return [{"step": "warm", "what": what, "seconds": _warm_seconds(order["new_plan"])}, stop, start]
+
+
+def _warm_seconds(plan: dict[str, Any]) -> float | None:
+    """By the disk's own rate, where it was measured."""
+    rate, cold = plan["load"].get("probe_bytes_per_s"), 1 - (plan["load"].get("resident") or 0)
+    return round(cold * sum(shard["size"] for shard in plan["shards"]) / rate, 1) if rate else None
 
 
 def _tell_steps(order: dict[str, Any], *, as_json: bool) -> None:
     steps = _steps(order)
     old, new = order["old"], order["new_plan"]["name"]
     if as_json:
-        keys = ("together", "force", "rollback")
+        keys = ("together", "warm", "force", "rollback")
         output.document(
             {"schema": 1, "dry_run": True, "from": old, "to": new}
             | {key: order[key] for key in keys}
@@ -215,7 +228,8 @@ def _tell_steps(order: dict[str, Any], *, as_json: bool) -> None:
     output.data(f"swap {old} -> {new}: {_manner(order)}")
     for number, step in enumerate(steps, 1):
         seconds = step["seconds"]
-        took = "never done before" if seconds is None else f"about {duration(seconds)}, as before"
+        basis = "by the disk's rate" if step["step"] == "warm" else "as before"
+        took = "never done before" if seconds is None else f"about {duration(seconds)}, {basis}"
         output.data(f"  {number}. {step['what']}   ({took})")
     back = start_seconds(old)
     took = "" if back is None else f", about {duration(back)}"

@@ -36,7 +36,7 @@ class SwapLines:
 
     def idle(self) -> None:
         """A heartbeat when nothing was said for long."""
-        spoke = max(self.spoke, *(lines.spoke for lines in self.launches.values()))
+        spoke = max([self.spoke, *(lines.spoke for lines in self.launches.values())])
         now = time.monotonic()
         if now - spoke >= HEARTBEAT_S:
             self.spoke = now

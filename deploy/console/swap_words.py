@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from deploy.console.words import size
 from deploy.lifecycle.events import Event
 
 OUTCOMES = {
@@ -17,11 +18,14 @@ def step_line(event: Event, old: str, new: str) -> str | None:
     data = event.data
     if event.kind == "step":
         return {
+            "warm": f"step     read the weights of {new} into memory while {old} serves",
             "stop-old": f"step     stop {old}",
             "start-new": f"step     start {new}",
             "stop-new": f"step     stop {new}",
             "bring-back": f"step     start {old} again",
         }.get(data["step"])
+    if event.kind in ("warming", "warmed"):
+        return f"  {_in_memory(data)}" if data.get("total") else None
     if event.kind == "doomed":
         return f"{new} is given up: {data['reason']['what']}"
     if event.kind == "back-failed":
@@ -31,6 +35,17 @@ def step_line(event: Event, old: str, new: str) -> str | None:
     if event.kind == "interrupted":
         return f"interrupted: {data['reason']['what']}"
     return None
+
+
+def _in_memory(data: dict[str, Any]) -> str:
+    text = f"{size(data['present'])} of {size(data['total'])} in memory"
+    if data["state"] == "paused":
+        return f"{text}; paused, because the old one answers slower"
+    if data.get("read") and data.get("seconds"):
+        text += f", {size(data['read'])} read at {size(data['read'] / data['seconds'])}/s"
+    if data.get("why"):
+        text += f"; stopped: {data['why']}"
+    return text
 
 
 def outcome_line(data: dict[str, Any], old: str, new: str) -> str:

@@ -28,6 +28,7 @@ def rehearsal_of(plan: LaunchPlan, port: int) -> LaunchPlan:
         argv=argv,
         port=port,
         shards=[],
+        load={},  # nothing is read: neither ahead, nor followed, nor remembered as this disk's rate
         canary={**plan.canary, "enabled": False},
         limits={**plan.limits, "restart": {**plan.limits["restart"], "policy": "never"}},
         notes=[],

@@ -4,7 +4,7 @@ Nothing is remembered but what the swap's journal tells (`Told`); everything els
 takes over from a runner that was killed, at whatever step, decides as it would have decided.
 
     apart (no GPU and no port in common)   start NEW ── ready ──> stop OLD ──> commit
-    together                               stop OLD ── gone ──> start NEW ── ready ──> commit
+    together                    warm NEW ──> stop OLD ── gone ──> start NEW ── ready ──> commit
     NEW fails                              end NEW ──> OLD still serves: untouched
                                                        OLD was stopped: bring OLD back ──> rolled back | nothing serves
 """
@@ -37,10 +37,12 @@ NEITHER = "neither"  # nothing serves, and it is said
 
 
 class Order(NamedTuple):
-    """What was asked. `together`: NEW needs a GPU or the port of OLD, so OLD must be gone first."""
+    """What was asked. `together`: NEW needs a GPU or the port of OLD, so OLD must be gone first. `warm`: it helps
+    to read NEW's weights into memory while OLD still serves."""
 
     together: bool
     rollback: bool = True
+    warm: bool = False
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Told:
     """What the journal of the swap says."""
 
     begun: bool = False
+    warmed: bool = False
     boot_id: str | None = None
     doomed: dict[str, Any] | None = None  # why NEW is given up
     back_after: str | None = None  # OLD's newest launch when it was decided to bring OLD back
@@ -90,7 +93,7 @@ def decide(order: Order, told: Told, now: Now) -> Move:
         if told.runners > RUNNERS_LIMIT:
             died = told.runners - 1
             return Move("give-up", why=f"{died} processes that carried this swap out have died at this step")
-        return _forward(order, now)
+        return _forward(order, told, now)
     return _backward(order, told, now)
 
 
@@ -108,9 +111,9 @@ def _after_reboot(now: Now) -> Move:
     return Move("finish", NEITHER, "the machine has restarted since")
 
 
-def _forward(order: Order, now: Now) -> Move:
+def _forward(order: Order, told: Told, now: Now) -> Move:
     if now.new == ABSENT:
-        return _before_new(order, now)
+        return _before_new(order, told, now)
     if now.new == LOADING:
         return Move("wait")
     if now.new == READY or (now.new == UNHEALTHY and now.old not in SERVING):
@@ -123,14 +126,17 @@ def _forward(order: Order, now: Now) -> Move:
     return Move("give-up")
 
 
-def _before_new(order: Order, now: Now) -> Move:
+def _before_new(order: Order, told: Told, now: Now) -> Move:
     if not order.together:
         return Move("start-new")
     if now.old == STUCK:
         return Move("give-up", why="the old deployment could not be ended completely")
     if now.old == LEAVING:
         return Move("wait")
-    return Move("start-new" if now.old in GONE else "stop-old")
+    if now.old in GONE:
+        return Move("start-new")
+    # apart, NEW's own start reads ahead while OLD serves
+    return Move("warm" if order.warm and not told.warmed and now.old in SERVING else "stop-old")
 
 
 def _backward(order: Order, told: Told, now: Now) -> Move:
@@ -179,7 +185,7 @@ def apply(told: Told, event: Event) -> None:
     if event.kind == "runner":
         told.runners += 1
         return
-    if event.kind in ("adopted", "interrupted"):
+    if event.kind in ("adopted", "interrupted", "warming"):
         return
     if event.kind == "step":
         if data["step"] != told.at_step:
@@ -191,6 +197,8 @@ def apply(told: Told, event: Event) -> None:
     if event.kind == "begun":
         told.begun = True
         told.boot_id = data.get("boot_id")
+    elif event.kind == "warmed":
+        told.warmed = True
     elif event.kind == "doomed":
         told.doomed = data["reason"]
     elif event.kind == "bring-back":

@@ -12,7 +12,7 @@ from deploy.store import journal, swaps
 from deploy.store.deployments import Deployment, observe
 from deploy.store.journal import Journal
 from deploy.supervise.client import ask_to_stop, ensure_supervised
-from deploy.swap import decide, starting
+from deploy.swap import decide, starting, warming
 from deploy.swap.decide import Move, Now, Order, Told
 from deploy.swap.standing import never_begun, standing
 
@@ -28,7 +28,7 @@ class Runner:
     def __init__(self, swap: swaps.Swap) -> None:
         document = swaps.read_order(swap)
         self.swap = swap
-        self.order = Order(document["together"], document["rollback"])
+        self.order = Order(document["together"], document["rollback"], document["warm"])
         self.force = bool(document["force"])
         self.old: str = document["old"]
         self.old_plan = from_json(document["old_plan"])
@@ -125,6 +125,9 @@ class Runner:
             self._record("back-failed", {"reason": self._reason(self.old)})
         elif move.kind in ("stop-old", "stop-new"):
             self._stop(move.kind)
+        elif move.kind == "warm":
+            self._step("warm", self.new_plan.name)
+            self._record("warmed", warming.warm(self.new_plan, self.old_plan.url, self._may_warm, self._warms))
         elif move.kind == "start-new":
             self._start_new()
         elif move.kind == "bring-back":
@@ -149,6 +152,13 @@ class Runner:
                 return
             time.sleep(POLL_S)
         time.sleep(POLL_S)
+
+    def _may_warm(self) -> bool:
+        """Whether OLD still serves: nothing is waited for once it does not."""
+        return standing(observe(self.old)) in decide.SERVING
+
+    def _warms(self, report: dict[str, Any]) -> None:
+        self._record("warming", report)
 
     def _start_new(self) -> None:
         self._step("start-new", self.new_plan.name)

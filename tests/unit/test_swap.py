@@ -33,6 +33,7 @@ from deploy.swap.decide import (
 )
 
 TOGETHER, APART = Order(together=True), Order(together=False)
+WARM = Order(together=True, warm=True)
 NO_ROLLBACK = Order(together=True, rollback=False)
 REASON = {"what": "it died", "evidence": [], "fix": [], "code": 1}
 DOOMED = Told(begun=True, doomed=REASON)
@@ -203,3 +204,11 @@ def test_never_two_on_the_same_gpus() -> None:
             assert now.new in (*GONE, STUCK)
             assert now.old in (*GONE, STUCK)
             assert now.back in GONE
+
+
+def test_weights_are_read_once_and_only_while_the_old_one_serves() -> None:
+    assert decide(WARM, Told(begun=True), Now(READY, ABSENT)) == Move("warm")
+    assert decide(WARM, Told(begun=True, warmed=True), Now(READY, ABSENT)) == Move("stop-old")
+    assert decide(WARM, Told(begun=True), Now(DIED, ABSENT)) == Move("start-new")
+    assert decide(Order(together=False, warm=True), Told(begun=True), Now(READY, ABSENT)) == Move("start-new")
+    assert fold([Event("warmed", "2026-12-01T00:00:00.000Z", {"state": "stopped"})]).warmed
