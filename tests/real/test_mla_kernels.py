@@ -168,3 +168,20 @@ def test_every_configuration_compiles_within_the_limits(tmp_path: Path) -> None:
     on_sm120 = [row for row in rows if row["capability"] == "12.0"]
     assert max(row["shared"] for row in on_sm120) <= 101_376
     assert sum(row["spill_bytes"] for row in rows) == 0
+
+
+def test_the_gpu_check_answers_rightly_where_there_is_no_gpu_and_says_what_it_needs(tmp_path: Path) -> None:
+    script, out = ROOT / "scripts/gpu-check-mla", tmp_path / "result.md"
+    done = subprocess.run(
+        [engine_python(), script, "--tiny", "--out", out], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.with_suffix(".json").read_text())
+    assert {row["cache"] for row in result["right"]} == {"bf16", "fp8", "packed"}
+    assert all(row["right"] for row in result["right"])
+    assert result["left_out"] == []
+    assert "Triton's interpreter" in out.read_text()
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    refused = subprocess.run([engine_python(), script], capture_output=True, text=True, check=False, env=hidden)
+    assert refused.returncode == 6
+    assert "--tiny" in refused.stderr

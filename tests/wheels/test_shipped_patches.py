@@ -82,7 +82,7 @@ def imported(sources: Sources, module: str) -> list[tuple[str, str]]:
 
 
 def test_every_shipped_patch_is_proven_here() -> None:
-    proven = {"cpu-metadata", "sm120-mla"}
+    proven = {"cpu-metadata", "sm120-mla", "tuned-moe-configs"}
     assert set(catalogue.names([str(PATCHES)])) == proven, "a patch without a proof of its bounds in this file"
 
 
@@ -244,6 +244,34 @@ def test_what_landed_upstream_landed_there() -> None:
     text = ast.unparse(said[0])
     assert "can_return_lse_for_decode: bool = False" in text
     assert "supports_dcp: bool = False" in text
+
+
+# ---------------------------------------------------------------------- tuned-moe-configs
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_vllm_takes_a_moe_file_of_the_named_folder_before_its_own(version: str) -> None:
+    applies = patch("tuned-moe-configs").file.applies
+    assert applies.vllm is not None
+    assert Version(version) in SpecifierSet(applies.vllm)
+    sources = wheel(version)
+    module = sources.need("vllm.model_executor.layers.fused_moe.fused_moe")
+    text = ast.unparse(module.functions["get_moe_configs"])
+    assert 0 < text.index("envs.VLLM_TUNED_CONFIG_FOLDER") < text.index("'configs'")
+    # what scripts/tune-moe-configs calls
+    assert parameters(module.functions["get_config_file_name"])[0] == ["E", "N", "dtype", "block_shape"]
+    assert parameters(module.functions["fused_experts"])[0][:5] == [
+        "hidden_states",
+        "w1",
+        "w2",
+        "topk_weights",
+        "topk_ids",
+    ]
+    assert sources.has("vllm.model_executor.layers.fused_moe", "override_config")
+    for name in ("FUSED_MOE_UNQUANTIZED_CONFIG", "fp8_w8a8_moe_quant_config"):
+        assert sources.has("vllm.model_executor.layers.fused_moe.config", name), name
+    # the dense block FP8 kernels have no such variable: no file of ours reaches them
+    assert "VLLM_TUNED" not in sources.need("vllm.model_executor.layers.quantization.utils.fp8_utils").text
 
 
 # ---------------------------------------------------------------------- GLM-5
