@@ -28,6 +28,7 @@ VERBS = {
     "report": ("report", "A redacted bundle of one deployment for a bug report."),
     "clean": ("clean", "Leftovers of dead launches: processes, shared memory, leases, old logs."),
     "bench": ("bench", "Measure: single stream, sweep of concurrencies, comparison."),
+    "tune": ("tune", "Measured A/B of NCCL and engine settings; the old one is kept where chance may be."),
     "engine": ("engine", "vLLM installations: list, show, install, remove."),
 }
 ALIASES = {"start": "up", "stop": "down", "switch": "swap", "list": "ps", "log": "logs"}

@@ -134,7 +134,7 @@ def _of_url(url: str, chosen: dict[str, Any]) -> dict[str, Any]:
     from deploy.measure.server import Server
     from deploy.store.launches import check_name
 
-    server = Server(url, _key(chosen["api_key"]))
+    server = Server(url, key_of(chosen["api_key"]))
     name = check_name(chosen["called"] or f"{server.host.replace(':', '.')}-{server.port}")
     model, longest = server.model(chosen["model"])
     target = {"metric": chosen["metric"] or "visible", "tok_s": chosen["target"]}
@@ -142,7 +142,7 @@ def _of_url(url: str, chosen: dict[str, Any]) -> dict[str, Any]:
     driver, gpus = _gpus_here() if server.is_local() else (None, [])
     subject |= {"driver": driver, "gpus": gpus}
     uuids = [gpu["uuid"] for gpu in gpus]
-    return _measure(name, server, model, _wanted(chosen, longest), target, subject, uuids)
+    return _measure(name, server, model, wanted_of(chosen, longest), target, subject, uuids)
 
 
 def _of_deployment(name: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def _of_deployment(name: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
             fix=[f"kdeploy wait {deployment.name}   waits for it", f"kdeploy status {deployment.name}"],
         )
     plan = deployment.plan
-    key = chosen["api_key"] or _own_key(plan)
-    server = Server(str(url_of(plan)), _key(key))
+    key = chosen["api_key"] or own_key(plan)
+    server = Server(str(url_of(plan)), key_of(key))
     model, longest = server.model(chosen["model"] or (plan.get("served_names") or [None])[0])
     profiled = plan.get("bench", {}).get("target") or {}
     target = {
@@ -172,7 +172,7 @@ def _of_deployment(name: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
     more["running_engine"] = server.version()
     uuids = [gpu["uuid"] for gpu in plan.get("gpus", [])]
     subject = results.subject(plan, more)
-    return _measure(deployment.name, server, model, _wanted(chosen, longest), target, subject, uuids)
+    return _measure(deployment.name, server, model, wanted_of(chosen, longest), target, subject, uuids)
 
 
 def _measure(
@@ -192,7 +192,7 @@ def _measure(
     return results.document(name, measured, target, {**subject, "kdeploy": __version__}, when)
 
 
-def _wanted(chosen: dict[str, Any], longest: int | None) -> "Wanted":
+def wanted_of(chosen: dict[str, Any], longest: int | None) -> "Wanted":
     from deploy.measure.bench import Wanted
 
     wanted = Wanted(
@@ -218,7 +218,7 @@ def _wanted(chosen: dict[str, Any], longest: int | None) -> "Wanted":
     return wanted._replace(**given)
 
 
-def _own_key(plan: dict[str, Any]) -> str | None:
+def own_key(plan: dict[str, Any]) -> str | None:
     argv = plan.get("argv", [])
     if "--api-key" in argv[:-1]:
         return str(argv[argv.index("--api-key") + 1])
@@ -226,7 +226,7 @@ def _own_key(plan: dict[str, Any]) -> str | None:
     return str(key) if key else None
 
 
-def _key(reference: str | None) -> str | None:
+def key_of(reference: str | None) -> str | None:
     if reference is None:
         return None
     from deploy.plan.references import Unresolved, references

@@ -53,6 +53,11 @@ def command(names: Sequence[str], everything: bool, force: bool, timeout: float 
     return max(codes, default=errors.OK)
 
 
+def stop(deployment: Deployment, *, force: bool) -> int:
+    """Stop one deployment and follow it to its end; the exit code."""
+    return _stop_all([deployment], None, force=force)[0] if deployment.active else errors.OK
+
+
 def _stop_all(targets: Sequence[Deployment], deadline: float | None, *, force: bool) -> list[int]:
     """Ask all of them first, then follow each to its end; their exit codes."""
     active = [deployment for deployment in targets if deployment.active]

@@ -38,7 +38,7 @@ def command(name: str | None, timeout: float | None, as_json: bool) -> int:
             raise held(deployment.name)
         first = deployment.launch
     else:
-        first = _launched(plan)
+        first = launch_recorded(plan)
 
     def done(observed: Observed, current: Launch) -> bool:
         # the old launch comes to its own end when somebody stops it meanwhile, or when it cannot be stopped
@@ -75,7 +75,7 @@ def recorded_plan(deployment: Deployment) -> LaunchPlan:
         ) from None
 
 
-def _launched(plan: LaunchPlan) -> Launch:
+def launch_recorded(plan: LaunchPlan) -> Launch:
     fds = [take_lock(plan.name)]
     try:
         if plan.gpus:

@@ -83,6 +83,22 @@ class Bench:
             "samples": samples,
         }
 
+    def cell(self, concurrency: int) -> dict[str, Any]:
+        """One cell of a comparison: the single stream alone, or one level alone, with the options learned anew.
+
+        Raises:
+            KdeployError: nothing could be measured, or others used the engine meanwhile.
+        """
+        self.seed = f"{time.time_ns():x}"
+        allow_files(concurrency)
+        self._probe()
+        if concurrency == 1:
+            return self._single()[0]
+        found = self._level(concurrency)
+        if found["void"]:
+            raise Busy(f"{self.server.url} served other requests; nothing was measured", evidence=[found["void"]])
+        return found
+
     # ------------------------------------------------------------------ what the server can do
 
     def _probe(self) -> None:

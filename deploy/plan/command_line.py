@@ -53,11 +53,11 @@ def serve_arguments(profile: Profile, model: str, flags: Flags, extra: Sequence[
         if earlier is not None and not ("." in key and "." in earlier):
             raise usage(f"args.{key}: given twice, the other time as {earlier!r}", fix=["keep one of them"])
         seen[target] = key
-        words += _arg_words(key, value, flags.flags.get(target, {}))
+        words += arg_words(key, value, flags.flags.get(target, {}))
     return [*words, *extra]
 
 
-def _arg_words(key: str, value: Any, record: Mapping[str, Any]) -> list[str]:
+def arg_words(key: str, value: Any, record: Mapping[str, Any]) -> list[str]:
     """One entry of `args`, in the form that this flag takes."""
     name = _spelled(key)
     if "." in key:

@@ -116,7 +116,7 @@ def make_plan(
         patch_folder=facts.patching.folder,
         load=load,
     )
-    return _with_digest(plan)
+    return with_digest(plan)
 
 
 def _checkpoint(facts: Facts, revision: str | None) -> str:
@@ -141,7 +141,7 @@ def _limits(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _with_digest(plan: LaunchPlan) -> LaunchPlan:
+def with_digest(plan: LaunchPlan) -> LaunchPlan:
     """The plan with a digest of what decides the launch: what two plans must share to be the same launch."""
     from dataclasses import replace
 
