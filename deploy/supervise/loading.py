@@ -197,6 +197,8 @@ class Loading:
             "cold": cold,
             "probe_bytes_per_s": self.plan.load.get("probe_bytes_per_s"),
         }
+        if self.plan.rehearsal:
+            return entry  # random weights say nothing of the next load
         history.add(self.key, entry)
         folder = self.plan.load.get("folder")
         # a load from memory says nothing about how a strategy reads

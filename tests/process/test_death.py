@@ -75,7 +75,7 @@ def test_killed_during_the_first_imports(box: Box) -> None:
 
 @pytest.mark.parametrize("code", ["0", "1", "-11"])
 def test_unasked_exit_is_a_failure_whatever_its_code(box: Box, code: str) -> None:
-    box.start("tiny", f"die_at=ready;die_after_s=0.5;die_who=engine;exit_code={code};watchdog_s=0.1")
+    box.start("tiny", f"die_at=ready;die_after_s=3;die_who=engine;exit_code={code};watchdog_s=0.1")
     box.await_state("failed")
     status = _comes_to_nothing(box)
     assert status["ready_at"] is not None

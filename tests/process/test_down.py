@@ -245,7 +245,7 @@ def test_ctrl_c_on_down_lets_it_go_on(box: Box) -> None:
 
 
 def test_up_against_down(box: Box) -> None:
-    box.up("tiny", "stop_s=1")
+    box.up("tiny", "stop_s=5")
     with box.running("down", "tiny") as cli:
         box.await_event("stop-asked")
         refused = box.run("up", "tiny")

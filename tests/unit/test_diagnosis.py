@@ -478,7 +478,7 @@ def test_ranks_and_share_are_read_from_the_log() -> None:
 
 
 def test_trouble_of_any_length_is_held_in_bounded_memory_with_its_beginning_and_its_end() -> None:
-    words = [f"ValueError: {'x' * (number % 1500)}{chr(97 + number % 26)}" for number in range(20_000)]
+    words = [f"ValueError: {'x' * (number % 1500)}{chr(97 + number % 26)}" for number in range(3_000)]
     trouble, _ = read(*words, worker(0, OOM.format(0)))
     told = trouble.all()
     assert len(told) <= 512
