@@ -76,6 +76,8 @@ def recorded_plan(deployment: Deployment) -> LaunchPlan:
 
 
 def launch_recorded(plan: LaunchPlan) -> Launch:
+    """Start a plan as it is, on the GPUs and the port that it names."""
+    swaps.refuse_in_swap(plan.name)
     fds = [take_lock(plan.name)]
     try:
         if plan.gpus:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.box import Box, Result, alive, free_port, wait_until
+from deploy.host.pagecache import drop, resident_share
+from tests.box import Box, Result, alive, free_port, wait_until, write_checkpoint
 from tests.gpu_box import GpuBox
 
 DEAD_ON_LOAD = "die_at=weights;die_log=oom"
@@ -102,6 +103,28 @@ def test_the_new_one_takes_the_port_once_the_last_stream_has_ended(box: Box) -> 
     assert "never done before" not in box.ok("swap", "one", "--dry-run").stdout.partition("2.")[2]
     assert "two serves" in box.ok("swap").stderr
     box.down()
+
+
+def test_the_new_ones_weights_are_read_while_the_old_one_serves(box: Box) -> None:
+    box.up("one")
+    larger = write_checkpoint(box.root / "models" / "larger", 4, 24 << 10)
+    shards = sorted(larger.glob("*.safetensors"))
+    for shard in shards:
+        with open(shard, "rb") as file:
+            os.fsync(file.fileno())
+        drop(str(shard))
+    box.profile("two", "", {"model.path": str(larger)})
+    steps = box.ok("swap", "two", "--dry-run", "--json").json
+    assert [step["step"] for step in steps["steps"]] == ["warm", "stop-old", "start-new"]
+    said = box.ok("swap", "two").stderr
+    assert "into memory while one serves" in said
+    records = box.journal(folder=swaps(box)[0])
+    warmed = next(record for record in records if record["kind"] == "warmed")
+    assert (warmed["state"], warmed["present"]) == ("done", warmed["total"])
+    stopping = next(record for record in records if record.get("step") == "stop-old")
+    assert warmed["at"] <= stopping["at"]
+    assert resident_share([(str(shard), shard.stat().st_size) for shard in shards]) == 1.0
+    box.down("two")
 
 
 def test_force_does_not_wait_for_requests(box: Box) -> None:
