@@ -1,6 +1,7 @@
 """Fixtures of all tests: redirected homes, the private box with its leak check, the fake NVML library."""
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,10 @@ import pytest
 
 from tests.box import FAKES, HOMES, Box
 from tests.gpu_box import GpuBox
+
+# A job in the background of a script without job control has SIGINT ignored, and every command would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NOWHERE = "/dev/null/a-home-that-no-test-has-set"
 
