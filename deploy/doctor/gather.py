@@ -13,6 +13,7 @@ from deploy.doctor.finding import FAIL, OK, UNKNOWN, WARN, EngineFacts, Finding,
 from deploy.engine.installations import Engine, check_version, find
 from deploy.errors import KdeployError
 from deploy.homes import SHARED_LEASES, cache_dir, lease_dir, state_dir
+from deploy.host import kernel_log
 from deploy.host.gpus import Inventory, NoGpus, read_machine
 from deploy.host.holders import describe
 from deploy.host.sysroot import Sysroot, sysroot
@@ -99,22 +100,8 @@ def _space_at(path: str) -> Space | None:
 
 
 def _kernel_log(files: Sysroot) -> list[str] | None:
-    """The kernel's ring buffer: one record a read, `PRIORITY,SEQUENCE,MICROSECONDS,…;TEXT`."""
-    try:
-        fd = os.open(files.path("/dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    found = []
-    try:
-        while chunk := os.read(fd, 1 << 16):
-            found += [line.partition(";")[2] for line in chunk.decode(errors="replace").splitlines() if ";" in line]
-    except BlockingIOError:
-        pass
-    except OSError:  # records were overwritten while we read, or the device is no real one
-        return found or None
-    finally:
-        os.close(fd)
-    return found
+    found = kernel_log.read(files.path("/dev/kmsg"))
+    return None if found is None else [record.text for record in found]
 
 
 def _lease_folder() -> Finding:

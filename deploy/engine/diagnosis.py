@@ -18,6 +18,7 @@ from deploy.engine.trouble import SERVER, Told, Trouble, gathered
 # A line that ends in an exception.
 EXCEPTION = re.compile(r"\b(\w*(?:Error|Exception)): (?=\S)(.+)")
 SHOWN = 500
+KERNEL_LINES = 8
 
 NO_CONTEXT = Context()
 
@@ -45,6 +46,23 @@ def diagnose(
         if candidates:
             return _found(_reason(candidates, context), context)
     return _unknown(told, exit_code, signal, tail, context)
+
+
+def with_kernel(found: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """A diagnosis together with what the kernel said of the engine's processes and GPUs meanwhile (oldest first).
+
+    The OOM killer and a GPU that is lost are seen by the engine only as something else that went wrong: where its log
+    names no reason, or one that usually follows another, theirs is the reason. Else it is evidence beside.
+    """
+    if not texts:
+        return found
+    evidence = [{"line": 0, "text": f"kernel: {text}"} for text in texts[:KERNEL_LINES]]
+    known = gathered([Line(0, text) for text in texts], entries())
+    theirs = diagnose(known, exit_code=None, signal=None, tail=())
+    mine = next((entry for entry in entries() if entry.id == found.get("entry")), None)
+    if theirs["cause"] != "engine-died" and (mine is None or mine.severity != FATAL):
+        return {**theirs, "evidence": [*evidence, *found["evidence"]]}
+    return {**found, "evidence": [*found["evidence"], *evidence]}
 
 
 def context_of(plan: dict[str, Any], reader: LogReader) -> Context:

@@ -395,12 +395,14 @@ def _tick_starting(m: Machine, event: Input, limits: Limits) -> Step:
 
 
 def _stalled(summary: str, key: str, seen: dict[str, Any] | None) -> dict[str, Any]:
-    who = (seen or {}).get("who")
+    seen = seen or {}
+    hang = seen.get("hang") or {}
     return {
         "cause": "stalled",
-        "summary": f"{summary}; {who}" if who else summary,
-        "evidence": (seen or {}).get("evidence", []),
-        "fix": [f"if this load is known to be that slow, raise it: --set load.{key}=SECONDS"],
+        "summary": "; ".join(filter(None, (summary, seen.get("who"), hang.get("words")))),
+        "hang": hang.get("name"),
+        "evidence": seen.get("evidence", []),
+        "fix": [*hang.get("fix", ()), f"if this load is known to be that slow, raise it: --set load.{key}=SECONDS"],
         "retryable": True,
     }
 

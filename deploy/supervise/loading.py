@@ -10,10 +10,11 @@ from typing import Any
 from deploy.host.processes import work_of
 from deploy.plan.launch_plan import LaunchPlan
 from deploy.store import history, load_memory
+from deploy.supervise.hang import account
 from deploy.supervise.ledger import Member
 from deploy.supervise.progress import Progress
 from deploy.supervise.signs import Signs
-from deploy.supervise.stall_evidence import evidence, look
+from deploy.supervise.stall_evidence import look, looks_of, stacks
 from deploy.warm.client import Warm, start_warm
 
 POLL_S = 1.0
@@ -175,7 +176,8 @@ class Loading:
     def stalled(self, phase: str | None, members: Iterable[Member], tail: Iterable[tuple[int, str]]) -> dict[str, Any]:
         """What is to be known about an engine that does not go forward, before it is ended."""
         ranks = [(member.identity.pid, member.title) for member in members if member.is_rank]
-        return evidence(phase, look(ranks, self.shard_of), [*tail][-TAIL:])
+        found = look(ranks, self.shard_of)
+        return account(phase, found, looks_of(self.plan.gpus), stacks(found), [*tail][-TAIL:])
 
     def remember(self, at: str, last: str | None, seconds: float, total_seconds: float) -> dict[str, Any]:
         """It is ready: keep what it took for the next time. The entry."""

@@ -4,13 +4,17 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from deploy.host.gpus import NoGpus, read_machine
 from deploy.host.processes import read_process
+from deploy.plan.launch_plan import Gpu
 
 STACK_LIMIT_S = 5.0
 STACKS = 4
 STACK_LINES = 6
+FULL_PERCENT = 95  # as NVML rounds a kernel that spins
+WAITING_SHARE = 0.4  # of the power cap: a GPU that only waits in a collective draws 120 to 140 of 600 W
 # Where the kernel parks a reader; everything else that sleeps waits for another process.
 READING = ("pipe_", "fifo", "wait_for_partner", "io_schedule", "folio_wait", "rpc_", "nfs", "fuse", "read_", "lookup")
 
@@ -30,6 +34,42 @@ class Rank(NamedTuple):
         shard = "" if self.shard is None else f", in shard {self.shard + 1}"
         where = "" if self.wchan in ("0", "?") else f", waits in {self.wchan}"
         return f"{self.title} (pid {self.pid}): state {self.state}{where}{shard}"
+
+
+class GpuLook(NamedTuple):
+    """One GPU now: utilization in percent, watts and its cap; None where not told."""
+
+    number: int
+    percent: int | None
+    power_w: int | None
+    cap_w: int | None
+
+    @property
+    def waits(self) -> bool | None:
+        """Whether a kernel runs on it that does no work; None where that cannot be told."""
+        if self.percent is None or self.power_w is None or not self.cap_w:
+            return None
+        return self.percent >= FULL_PERCENT and self.power_w < WAITING_SHARE * self.cap_w
+
+    @property
+    def words(self) -> str:
+        """In one line."""
+        return f"GPU {self.number}: {self.percent} %, {self.power_w} of {self.cap_w} W"
+
+
+def looks_of(gpus: Sequence[Gpu]) -> list[GpuLook]:
+    """These GPUs now; those that the driver does not tell of are left out. Waits for the driver, 20 s at most."""
+    if not gpus:
+        return []
+    try:
+        found = {gpu.uuid: gpu for gpu in read_machine().gpus}
+    except NoGpus:
+        return []
+    return [
+        GpuLook(gpu.index, state.get("utilization_percent"), state.get("power_w"), state.get("power_cap_w"))
+        for gpu in gpus
+        if (state := found.get(gpu.uuid)) is not None and state.problem is None
+    ]
 
 
 def look(ranks: Sequence[tuple[int, str]], shards: dict[int, int]) -> list[Rank]:
@@ -87,11 +127,3 @@ def stacks(ranks: Sequence[Rank]) -> list[str]:
         if frames:
             told.append(f"{rank.title} stack: " + " < ".join(frames[:STACK_LINES]))
     return told
-
-
-def evidence(phase: str | None, ranks: Sequence[Rank], last_lines: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    """The `stall` part of a tick: `who` is named in the summary, `evidence` has what was seen."""
-    blamed = suspect(ranks)
-    seen = [{"line": 0, "text": text} for text in [*[rank.words for rank in ranks], *stacks(ranks)]]
-    seen += [{"line": number, "text": text} for number, text in last_lines]
-    return {"phase": phase, "who": None if blamed is None else blamed.words, "evidence": seen}

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deploy.engine.diagnosis import context_of, diagnose
+from deploy.engine.diagnosis import context_of, diagnose, with_kernel
 from deploy.engine.http import Answer, request
 from deploy.engine.knowledge import entries
 from deploy.engine.log import LogReader, Sighting
 from deploy.engine.trouble import Trouble
 from deploy.errors import KdeployError
-from deploy.host import cgroups
+from deploy.host import cgroups, kernel_log
 from deploy.host.gpus import Reading
 from deploy.host.listeners import held_sockets, listening_inodes, probe_host
 from deploy.host.processes import (
@@ -28,6 +28,7 @@ from deploy.host.processes import (
     send_all,
     title,
 )
+from deploy.host.sysroot import sysroot
 from deploy.lifecycle.machine import Input, Limits, Machine, Step, next_deadline, start, step
 from deploy.lifecycle.states import FAILED, READY, SERVING, STARTING, STOPPING
 from deploy.patching.confirm import Confirmations
@@ -106,6 +107,7 @@ class Supervisor:
         self.reader = LogReader()
         self.trouble = Trouble(entries())
         self.log_offset = 0
+        self.kernel_since = kernel_log.now_s()
         self.confirmations = Confirmations(self.plan.patches)
         self.checkpoint = key_of(self.plan)
         self.gate = Gate(self.plan, likelihoods.recall(self.checkpoint), likelihoods.path_of(self.checkpoint))
@@ -528,7 +530,10 @@ class Supervisor:
 
     def _diagnose(self, exit_code: int | None = None, signal: str | None = None) -> dict[str, Any]:
         context = context_of(self.plan.to_json(), self.reader)
-        return diagnose(self.trouble, exit_code=exit_code, signal=signal, tail=self.reader.tail(), context=context)
+        found = diagnose(self.trouble, exit_code=exit_code, signal=signal, tail=self.reader.tail(), context=context)
+        records = kernel_log.read(sysroot().path("/dev/kmsg")) or ()
+        pids = {identity.pid for identity in self.ledger.members}
+        return with_kernel(found, kernel_log.faults(records, self.kernel_since, pids))
 
     def _fall_back(self, diagnosis: dict[str, Any]) -> None:
         """A loader that was chosen automatically and crashed is tried without, once."""

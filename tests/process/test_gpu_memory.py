@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -109,3 +110,34 @@ def test_down_and_status_with_nvml_dead(gpus: GpuBox, line: str, words: str) -> 
     assert [gpu["memory_used_mib"] for gpu in status["gpus"]] == [None, None]
     assert "GPU memory was not proven to be back" in gpus.box.down("tiny").stderr
     assert words in gpus.box.status()["memory_unproven"]
+
+
+def test_ranks_that_wait_for_each_other_are_told_from_a_long_load(gpus: GpuBox) -> None:
+    """As a blocked peer access looks: every GPU at 100 % and 130 W, nothing is said, nothing moves."""
+    gpus.set("charge_holders 1000", *(f"gpu {number} util=100 power_w=131 limit_w=600" for number in range(8)))
+    gpus.profile("tiny", 2, {"env.FAKE_VLLM": "max_life_s=240;device=cuda;hang_at=init", "load.stall_s": 2})
+    result = gpus.up("tiny")
+    assert result.rc == 1
+    diagnosis = result.json["diagnosis"]
+    assert (diagnosis["cause"], diagnosis["hang"]) == ("stalled", "collective")
+    assert "every GPU is at 100 %" in result.stderr
+    assert "NCCL_P2P_DISABLE=1" in result.stderr
+    assert "GPU 1: 100 %, 131 of 600 W" in [entry["text"] for entry in diagnosis["evidence"]]
+
+
+def test_the_kernel_tells_why_an_engine_was_killed(gpus: GpuBox) -> None:
+    """A GPU that is lost shows in the log as anything; the kernel says it."""
+    kernel = gpus.box.root / "sysroot" / "dev" / "kmsg"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("")
+    gpus.box.env["KDEPLOY_SYSROOT"] = str(kernel.parents[1])
+    gpus.profile("tiny", 2)
+    assert gpus.up("tiny").rc == 0
+    later = (time.monotonic() + 3600) * 1e6
+    kernel.write_text(f"4,1,{later:.0f},-;NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n")
+    os.kill(gpus.box.api(), signal.SIGKILL)
+    gpus.box.await_state("failed")
+    diagnosis = gpus.box.status("tiny")["diagnosis"]
+    assert "fallen off the bus" in diagnosis["summary"]
+    assert diagnosis["evidence"][0]["text"].startswith("kernel: NVRM: Xid")
+    gpus.box.down("tiny")
