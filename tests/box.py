@@ -92,14 +92,17 @@ def wait_until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S
     return value
 
 
+PF_EXITING = 4  # of the flags in /proc/PID/stat
+
+
 def read_proc(pid: int) -> Proc | None:
-    """The process `pid` if it lives (a zombie does not)."""
+    """The process `pid` if it lives (a zombie does not, nor one that the kernel is just ending)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return None
-    if stat[0] in b"ZX":
+    if stat[0] in b"ZX" or int(stat[6]) & PF_EXITING:
         return None
     return Proc(pid, " ".join(title.split()), int(stat[1]), int(stat[3]), int(stat[19]))
 
