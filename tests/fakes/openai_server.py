@@ -169,8 +169,9 @@ class FakeServer:
         if refused:
             chat.answer(400, {"error": {"message": f"unknown field {refused[0]}", "code": 400}})
             return
-        prompt = request["messages"][0]["content"]
-        count = request["max_tokens"]
+        content = request["messages"][0]["content"]  # a text, or a list of parts
+        prompt = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        count = request.get("max_completion_tokens") or request["max_tokens"]
         if options.stops_at and not request.get("ignore_eos"):
             count = min(count, options.stops_at)
         truth = Truth(len(self.truths), bool(request.get("stream")), count, round(count * options.reasoning))
