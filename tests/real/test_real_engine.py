@@ -1,6 +1,7 @@
 """The real vLLM on two CPU ranks, tensor and expert parallel: the scenarios of the fake engine, and its own faults."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,3 +74,15 @@ def test_profile_check_asks_the_engine_about_flags_and_variables(real_box: Box) 
     assert "did you mean `max-num-seqs`?" in result.stderr
     # read by vLLM past its own list of variables
     assert real_box.run("profile", "check", "tiny-moe", "--set", "env.VLLM_DIST_IDENT=x", timeout=200).rc == 0
+
+
+def test_a_rehearsal_with_random_weights_tells_the_kv_cache_and_leaves_nothing(real_box: Box) -> None:
+    result = real_box.run("up", "tiny-moe", "--rehearse", "--detach", timeout=300)
+    assert result.rc == 0, result
+    assert "rehearsal passed" in result.stderr
+    assert re.search(r"KV cache [\d,]+ tokens; fit predicted [\d,]+ \([+-]\d %\)", result.stderr), result.stderr
+    assert real_box.status("tiny-moe.rehearsal")["state"] == "stopped"
+    real_box.ok("down", "tiny-moe", "--force")
+    again = real_box.run("up", "tiny-moe", "--rehearse", "--detach")
+    assert "rehearsed already" in again.stderr
+    real_box.ok("down", "tiny-moe", "--force")
