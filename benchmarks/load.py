@@ -129,7 +129,8 @@ def supervised(folder: Path, state: str) -> tuple[float, float]:
 def pairs(folder: Path, count: int) -> None:
     """kdeploy beside the bare engine."""
     for state_of_cache, prepare in (("cold", make_cold), ("warm", make_warm)):
-        ours, theirs = [], []
+        ours: list[tuple[float, float]] = []
+        theirs: list[tuple[float, float]] = []
         with tempfile.TemporaryDirectory() as state:
             for number in range(count):
                 sides = [(bare, theirs), (supervised, ours)]
@@ -191,7 +192,14 @@ def main() -> int:
     options = parser.parse_args()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kdeploy"
     folder = options.checkpoint or cache / f"benchmark-{options.size_mib}"
-    make = [ROOT / "scripts/make-tiny-checkpoint", "--shards", "12", "--size-mib", str(options.size_mib), str(folder)]
+    make = [
+        str(ROOT / "scripts/make-tiny-checkpoint"),
+        "--shards",
+        "12",
+        "--size-mib",
+        str(options.size_mib),
+        str(folder),
+    ]
     if not (folder / "model.safetensors.index.json").exists():
         subprocess.run(make, check=True)
     if options.part != "pairs":

@@ -83,26 +83,34 @@ def _show_log(
     if not os.path.exists(launch.log) and not follow:
         output.say(f"{launch.log}: the engine has not written anything")
         return
-    offset = _start(launch.log, moment, tail)
+    end = _size(launch.log)  # what is written while we read is not asked for, except by those who follow
+    offset = _start(launch.log, moment, tail, end)
     number = _lines_before(launch.log, offset) if as_json else 0
-    for chunk in _chunks(deployment, launch, offset, follow=follow):
+    for chunk in _chunks(deployment, launch, offset, None if follow else end):
         if as_json:
             number = _show_json(chunk, number)
         else:
             output.raw(chunk)
 
 
-def _start(path: str, moment: float | None, tail: int | None) -> int:
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def _start(path: str, moment: float | None, tail: int | None, end: int) -> int:
     """Offset of the first byte to show."""
     offset = 0 if moment is None else _offset_since(path, moment)
-    return offset if tail is None else max(offset, _offset_of_tail(path, tail))
+    return offset if tail is None else max(offset, _offset_of_tail(path, tail, end))
 
 
-def _offset_of_tail(path: str, count: int) -> int:
-    """Where the last `count` lines begin."""
+def _offset_of_tail(path: str, count: int, end: int) -> int:
+    """Where the last `count` lines of the first `end` bytes begin."""
     try:
         with open(path, "rb") as file:
-            end = position = file.seek(0, os.SEEK_END)
+            position = end
             if end == 0:
                 return 0
             file.seek(end - 1)
@@ -149,15 +157,16 @@ def _lines_before(path: str, offset: int) -> int:
     return 0
 
 
-def _chunks(deployment: Deployment, launch: Launch, offset: int, *, follow: bool) -> Iterator[bytes]:
+def _chunks(deployment: Deployment, launch: Launch, offset: int, end: int | None) -> Iterator[bytes]:
+    """The log from `offset` up to `end`; where that is None, as it grows."""
     while True:
-        over = follow and not _goes_on(deployment.name)
+        over = end is None and not _goes_on(deployment.name)
         with contextlib.suppress(FileNotFoundError), open(launch.log, "rb") as file:
             file.seek(offset)
-            while chunk := file.read(CHUNK):
+            while chunk := file.read(CHUNK if end is None else max(0, min(CHUNK, end - offset))):
                 offset += len(chunk)
                 yield chunk
-        if not follow:
+        if end is not None:
             return
         later = newest(deployment.name)
         if later is not None and later.id != launch.id:

@@ -1,7 +1,6 @@
 """`kdeploy warm PROFILE`: read the weights into the page cache, start nothing."""
 
 import os
-import select
 import time
 from typing import Any
 
@@ -14,10 +13,10 @@ from deploy.console.words import duration, size
 from deploy.errors import environment
 from deploy.plan.gather import Wish, local_weights, resolve
 from deploy.profile.catalogue import standard
-from deploy.warm.client import start_warm
+from deploy.warm.client import reports, start_warm
 
 LINE_S = 5.0
-FULL_S = 3.0  # memory comes and goes; only where nothing more fits for this long is it really full
+LOOK_S = 0.5
 
 
 @click.command()
@@ -45,17 +44,11 @@ def command(
     files = [(os.path.join(folder, file.name), file.size) for file in weights]
     began = time.monotonic()
     warm = start_warm(files, limit_bytes=None if limit_gb is None else int(limit_gb * 1e9), latency_url=yield_to)
-    spoke = moved = began
+    spoke = began
     deadline = None if timeout is None else began + timeout
     try:
-        while not warm.over:
-            select.select([warm], [], [], 0.5)
-            report = warm.poll()
+        for report in reports(warm, LOOK_S):
             now = time.monotonic()
-            if report.get("state") != "waiting":
-                moved = now
-            elif now - moved >= FULL_S:
-                break  # all that memory allows is in, and nobody consumes it
             if deadline is not None and now >= deadline:
                 output.say(f"stopped after {timeout:g} s: {_words(report)}")
                 return errors.TIMED_OUT

@@ -1,17 +1,15 @@
 """What commands do with supervisors: start one, have one adopt, ask one to stop, follow its journal."""
 
-import contextlib
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from deploy.errors import FAILED, KdeployError, environment, refused
+from deploy.host.handover import hand_over
 from deploy.host.processes import send
 from deploy.lifecycle.events import Event
 from deploy.plan.launch_plan import LaunchPlan
@@ -121,40 +119,16 @@ def become_supervisor(action: str, folder: Launch, lock_fd: int, lease_fds: Iter
 
 
 def _start(action: str, folder: Launch, lock_fd: int, lease_fds: list[int]) -> None:
-    answer_read, answer_write = os.pipe()
     order = {
         "action": action,
         "deployment": folder.deployment,
         "launch": folder.id,
-        "answer_fd": answer_write,
         "lock_fd": lock_fd,
         "lease_fds": lease_fds,
     }
-    with open(_private_append(folder.supervisor_log), "ab") as log:
-        process = subprocess.Popen(
-            # -P: a user's own ./deploy folder must not become our supervisor
-            [sys.executable, "-P", "-m", "deploy.supervise"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=(answer_write, lock_fd, *lease_fds),
-            cwd="/",
-        )
-    os.close(answer_write)
-    for fd in (lock_fd, *lease_fds):
-        os.close(fd)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(order).encode())
-        process.stdin.close()
-    try:
-        # a Ctrl-C from here on must not look like a failure: the supervisor has everything it needs
-        readable, _, _ = select.select([answer_read], [], [], ANSWER_LIMIT_S)
-        answer = os.read(answer_read, 4096) if readable else b""
-    finally:
-        os.close(answer_read)
-    if answer.strip() != b"ok":
+    log_fd = _private_append(folder.supervisor_log)
+    process, answer = hand_over("deploy.supervise", order, [lock_fd, *lease_fds], log_fd, ANSWER_LIMIT_S)
+    if answer != "ok":
         raise KdeployError(
             "the supervisor did not start",
             evidence=[f"{folder.supervisor_log}: {_last_line(folder.supervisor_log)}"],

@@ -1,14 +1,10 @@
 """What commands do with swaps: begin one, have one go on whose runner has died."""
 
-import contextlib
-import json
 import os
-import select
-import subprocess
-import sys
 from typing import Any
 
 from deploy.errors import FAILED, KdeployError, environment
+from deploy.host.handover import hand_over
 from deploy.store import swaps
 from deploy.supervise.client import lock_to_pass
 
@@ -58,41 +54,20 @@ def resume() -> swaps.Swap | None:
 
 
 def _start(swap: swaps.Swap, lock_fd: int) -> None:
-    answer_read, answer_write = os.pipe()
-    order = {"swap": swap.id, "answer_fd": answer_write, "lock_fd": lock_fd}
     try:
         log_fd = os.open(swap.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise environment(
             "the swap cannot go on", evidence=[f"{swap.log}: {error.strerror}"], fix=["make room on that disk"]
         ) from None
-    process = subprocess.Popen(
-        # -P: a user's own ./deploy folder must not become our program
-        [sys.executable, "-P", "-m", "deploy.swap"],
-        stdin=subprocess.PIPE,
-        stdout=log_fd,
-        stderr=log_fd,
-        start_new_session=True,
-        pass_fds=(answer_write, lock_fd),
-        cwd="/",
-    )
-    for fd in (log_fd, answer_write, lock_fd):
-        os.close(fd)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(order).encode())
-        process.stdin.close()
-    try:
-        readable, _, _ = select.select([answer_read], [], [], ANSWER_LIMIT_S)
-        answer = os.read(answer_read, 4096) if readable else b""
-    finally:
-        os.close(answer_read)
-    if answer.strip() != b"ok":
+    order = {"swap": swap.id, "lock_fd": lock_fd}
+    process, answer = hand_over("deploy.swap", order, [lock_fd], log_fd, ANSWER_LIMIT_S)
+    if answer != "ok":
         process.kill()  # it must not begin after we have said that it did not
         process.wait()
         raise KdeployError(
             "the process that carries the swap out did not start; it has done nothing",
-            evidence=[answer.decode(errors="replace").strip() or f"{swap.log} says why"],
+            evidence=[answer or f"{swap.log} says why"],
             code=FAILED,
         )
     process.returncode = 0  # it lives on without us

@@ -1,17 +1,15 @@
 """Reading NEW's weights into memory while OLD serves, giving way to OLD's requests."""
 
 import os
-import select
 import time
 from collections.abc import Callable
 from typing import Any
 
 from deploy.plan.launch_plan import LaunchPlan
-from deploy.warm.client import start_warm
+from deploy.warm.client import reports, start_warm
 
 LOOK_S = 1.0
 TELL_S = 10.0
-FULL_S = 3.0  # nothing more fits for this long: memory is really full
 TOLD = ("state", "read", "present", "total", "bytes_per_s", "seconds", "why")
 
 
@@ -38,19 +36,15 @@ def warm(
     files = [(os.path.join(folder, shard.name), shard.size) for shard in plan.shards]
     reader = start_warm(files, reserve_bytes=int(plan.load.get("reserve_bytes", 0)), latency_url=f"{serving}/health")
     early = False
-    moved = spoke = time.monotonic()
+    spoke = time.monotonic()
     try:
-        while not reader.over and not early:
-            select.select([reader], [], [], LOOK_S)
-            report, now = reader.poll(), time.monotonic()
-            if report.get("state") != "waiting":
-                moved = now
-            elif now - moved >= FULL_S:
-                break
-            if report and now - spoke >= TELL_S:
-                spoke = now
+        for report in reports(reader, LOOK_S):
+            if report and time.monotonic() - spoke >= TELL_S:
+                spoke = time.monotonic()
                 told(_kept(report))
-            early = not may()
+            if not may():
+                early = True
+                break
         return {**_kept(reader.poll()), "stopped_early": early}
     finally:
         reader.stop()

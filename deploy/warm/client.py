@@ -3,10 +3,14 @@
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+FULL_S = 3.0  # memory comes and goes; only where nothing more fits for this long is it really full
 
 
 class Warm:
@@ -124,3 +128,19 @@ def start_warm(
     except OSError as error:
         return Warm(None, f"cannot be started: {error.strerror or error}")
     return Warm(process)
+
+
+def reports(warm: Warm, every_s: float) -> Iterator[dict[str, Any]]:
+    """Its reports, one at least every `every_s` (empty before the first), until all is in that memory allows.
+
+    For those who only warm: nobody consumes, so a reader that waits for FULL_S has nothing left to do.
+    """
+    moved = time.monotonic()
+    while not warm.over:
+        select.select([warm], [], [], every_s)
+        report, now = warm.poll(), time.monotonic()
+        yield report
+        if report.get("state") != "waiting":
+            moved = now
+        elif now - moved >= FULL_S:
+            return
