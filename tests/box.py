@@ -198,7 +198,7 @@ class Box:
             "serve": {"port": self.port},
             "env": {"FAKE_VLLM": f"max_life_s=240;device=cpu;watchdog_s=0.5;{fake}"},
             "health": {"interval_s": 0.2, "failures": 2, "timeout_s": 2},
-            "canary": {"timeout_s": 10},
+            "canary": {"timeout_s": 60},
             "stop": {"drain_s": 5, "term_s": 10, "kill_s": 5},
         }
         for key, value in (keys or {}).items():

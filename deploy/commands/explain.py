@@ -47,7 +47,8 @@ def command(source: str | None, as_json: bool) -> int:
         output.data(f"  {found['explanation']}")
     for item in found["evidence"]:
         times = f"   ({item['times']} times)" if item.get("times") else ""
-        output.data(f"  {name}:{item['line']}: {item['text']}{times}" if item.get("line") else f"  {item['text']}")
+        where = item.get("log") or name
+        output.data(f"  {where}:{item['line']}: {item['text']}{times}" if item.get("line") else f"  {item['text']}")
     for fix in found["fix"]:
         output.data(f"  -> {fix}")
     return errors.OK

@@ -60,7 +60,7 @@ def diagnosis(found: dict[str, Any], log: str) -> None:
     """Why a deployment failed, with the lines of its log."""
     say(f"  cause: {found['cause']}: {found['summary']}")
     for item in found.get("evidence", ()):
-        where = f"{log}:{item['line']}: " if item.get("line") else ""
+        where = f"{item.get('log') or log}:{item['line']}: " if item.get("line") else ""
         say(f"  {where}{item['text']}")
     for fix in found.get("fix", ()):
         say(f"  -> {fix}")

@@ -35,6 +35,7 @@ class Observed:
     prewarm: dict[str, Any] = field(default_factory=dict)
     remembered: dict[str, Any] = field(default_factory=dict)  # what this load took, as the history keeps it
     restarts: list[float] = field(default_factory=list)
+    failures: list[list[Any]] = field(default_factory=list)  # of the attempts before, as the restart policy keeps them
     exit: dict[str, Any] | None = None
     diagnosis: dict[str, Any] | None = None
     retry: dict[str, Any] | None = None
@@ -79,6 +80,7 @@ def _launch(observed: Observed, at: str, data: dict[str, Any]) -> None:
     observed.boot_id = data.get("boot_id", "")
     observed.supervisor = _pair(data.get("supervisor"))
     observed.restarts = list(data.get("restarts", []))
+    observed.failures = list(data.get("failures", []))
     observed.started_at = at
     _enter(observed, at, "spawn")
 
@@ -191,6 +193,7 @@ def _retry(observed: Observed, at: str, data: dict[str, Any]) -> None:
 def _gave_up(observed: Observed, at: str, data: dict[str, Any]) -> None:
     observed.over = True
     observed.restarting = False
+    observed.diagnosis = data.get("diagnosis") or observed.diagnosis
 
 
 def _stop_asked(observed: Observed, at: str, data: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from deploy.lifecycle.restart import RestartPolicy, judge
+from deploy.lifecycle.restart import Failure, RestartPolicy, blame, judge, remember
 from deploy.lifecycle.states import (
     FAILED,
     PHASES,
@@ -79,6 +79,7 @@ class Machine:
     diagnosis: dict[str, Any] | None = None
     retry_at: float | None = None
     restarts: tuple[float, ...] = ()
+    failures: tuple[Failure, ...] = ()  # of the attempts before this one
 
 
 class Input(NamedTuple):
@@ -112,9 +113,9 @@ class Step(NamedTuple):
     actions: tuple[Action, ...] = ()
 
 
-def start(now: float, *, restarts: tuple[float, ...] = ()) -> Machine:
+def start(now: float, *, restarts: tuple[float, ...] = (), failures: tuple[Failure, ...] = ()) -> Machine:
     """A launch whose engine is about to be spawned."""
-    return Machine(STARTING, "spawn", now, now, now, restarts=restarts)
+    return Machine(STARTING, "spawn", now, now, now, restarts=restarts, failures=failures)
 
 
 def resume(
@@ -123,6 +124,7 @@ def resume(
     now: float,
     *,
     restarts: tuple[float, ...] = (),
+    failures: tuple[Failure, ...] = (),
     diagnosis: dict[str, Any] | None = None,
 ) -> Machine:
     """A launch that another supervisor had begun. Clocks start anew; a stop or a failure goes on ending the tree."""
@@ -141,6 +143,7 @@ def resume(
         served=state in (*SERVING, STOPPING),
         diagnosis=diagnosis,
         restarts=restarts,
+        failures=failures,
     )
 
 
@@ -305,19 +308,13 @@ def _stop_asked_after_failure(m: Machine, event: Input, limits: Limits) -> Step:
     m = replace(m, stop_wanted=True, retry_at=None)
     if m.ending == "done":
         if event.data.get("restart"):
-            return Step(_again(m, event), (record,), (Action("relaunch", {}),))
+            return Step(start(event.now), (record,), (Action("relaunch", {}),))
         return Step(replace(m, state=STOPPED), (record, _stopped(m, event)), (Action("finish", {}),))
     m = replace(m, restart_wanted=bool(event.data.get("restart")))
     if event.data.get("force") and m.ending == "term":
         step = _kill(m, event)
         return Step(step.machine, (record,), step.actions)
     return Step(m, (record,))
-
-
-def _again(m: Machine, event: Input, *, counted: bool = False) -> Machine:
-    """A fresh launch of the same deployment; only restarts by policy count against its budget."""
-    restarts = (*m.restarts, event.wall) if counted else ()
-    return start(event.now, restarts=restarts)
 
 
 def _drained(m: Machine, event: Input, limits: Limits) -> Step:
@@ -351,7 +348,7 @@ def _tree_gone_stopping(m: Machine, event: Input, limits: Limits) -> Step:
         return _memory_held(m, event)
     m = replace(m, state=STOPPED, ending="done", phase=None)
     if m.restart_wanted:
-        return Step(_again(m, event), (_stopped(m, event),), (Action("relaunch", {}),))
+        return Step(start(event.now), (_stopped(m, event),), (Action("relaunch", {}),))
     return Step(m, (_stopped(m, event),), (Action("finish", {}),))
 
 
@@ -366,16 +363,19 @@ def _tree_gone_failed(m: Machine, event: Input, limits: Limits) -> Step:
     if m.stop_wanted:
         stopped = (gone, _stopped(m, event))
         if m.restart_wanted:
-            return Step(_again(m, event), stopped, (Action("relaunch", {}),))
+            return Step(start(event.now), stopped, (Action("relaunch", {}),))
         return Step(replace(m, state=STOPPED), stopped, (Action("finish", {}),))
     diagnosis = m.diagnosis or {}
     if diagnosis.get("fall_back"):
         record = Record("fell-back", {"reason": diagnosis["fall_back"]})
-        return Step(_again(m, event), (gone, record), (Action("relaunch", {}),))
+        return Step(start(event.now), (gone, record), (Action("relaunch", {}),))
     verdict = judge(limits.restart, m.restarts, event.wall, retryable=bool(diagnosis.get("retryable", True)))
     if verdict.delay_s is None:
-        over = Record("gave-up", {"state": FAILED, "reason": verdict.reason})
-        return Step(m, (gone, over), (Action("finish", {}),))
+        data: dict[str, Any] = {"state": FAILED, "reason": verdict.reason}
+        if m.failures and diagnosis:
+            diagnosis = blame(m.failures, diagnosis, event.wall, limits.restart.window_s)
+            data["diagnosis"] = diagnosis
+        return Step(replace(m, diagnosis=diagnosis or None), (gone, Record("gave-up", data)), (Action("finish", {}),))
     retry = Record("retry", {"state": FAILED, "in_s": verdict.delay_s, "reason": verdict.reason})
     return Step(replace(m, retry_at=event.now + verdict.delay_s), (gone, retry))
 
@@ -459,11 +459,19 @@ def _incomplete(m: Machine, event: Input, limits: Limits) -> Step:
     return Step(m, (record,), (Action("finish", {}),))
 
 
+def _once_more(m: Machine, event: Input, limits: Limits) -> Machine:
+    """The next attempt of the restart policy: it counts against the budget, and what failed before is not forgotten."""
+    failures = m.failures
+    if m.diagnosis is not None:
+        failures = remember(failures, Failure(event.wall, m.diagnosis), limits.restart.window_s)
+    return start(event.now, restarts=(*m.restarts, event.wall), failures=failures)
+
+
 def _tick_failed(m: Machine, event: Input, limits: Limits) -> Step:
     if m.ending != "done":
         return _tick_ending(m, event, limits)
     if m.retry_at is not None and event.now >= m.retry_at:
-        return Step(_again(m, event, counted=True), (), (Action("relaunch", {}),))
+        return Step(_once_more(m, event, limits), (), (Action("relaunch", {}),))
     return Step(m)
 
 

@@ -13,7 +13,7 @@ import time
 from deploy.host.processes import Identity, become_subreaper, boot_id, holders_of, identity_of
 from deploy.lifecycle.fold import fold
 from deploy.lifecycle.machine import Limits, resume
-from deploy.lifecycle.restart import RestartPolicy
+from deploy.lifecycle.restart import Failure, RestartPolicy
 from deploy.lifecycle.states import FAILED
 from deploy.plan.launch_plan import LaunchPlan, loads
 from deploy.store import journal
@@ -82,6 +82,7 @@ def _adopt(supervisor: Supervisor, launch: Launch) -> None:
         observed.phase,
         time.monotonic(),
         restarts=tuple(observed.restarts),
+        failures=tuple(Failure(*one) for one in observed.failures),
         diagnosis=observed.diagnosis,
     )
     if observed.boot_id and observed.boot_id != boot_id():

@@ -176,13 +176,15 @@ class Canary:
         self._since: float | None = None
         self._sent = 0.0
         self._slowest = self._token_s = 0.0
+        self._unlikely: str | None = None
         first = Step(SUM, False if coherence else None)
         rest = QUESTIONS[1:] if coherence else (LONG,)
         self._steps = [first, *(Step(one, first.thinking) for one in rest if self._fits(one))]
         if coherence:
             self._steps += [Step(SUM, True)]
             if ask_likelihood and len(likelihood.REFERENCE) < self.room:
-                self._steps += [Step(None)]
+                # early: it is one short request, and says more than the questions that a slow engine has no time for
+                self._steps.insert(2, Step(None))
 
     # ------------------------------------------------------------------ what to ask
 
@@ -197,7 +199,7 @@ class Canary:
         left = self.timeout_s if self._since is None else max(0.5, self._since + self.timeout_s - now)
         step = self._steps[0]
         if step.question is None:
-            return Ask("/v1/completions", likelihood.body(self.model), left)
+            return Ask("/v1/completions", likelihood.body(self.model), max(left, 1.0 + 2 * self._slowest))
         body: dict[str, Any] = {"model": self.model, "max_tokens": self._tokens(step), "temperature": 0}
         if not self.chat:
             body["prompt"] = SHOTS.format(step.question.prompt)
@@ -241,7 +243,7 @@ class Canary:
         if not self.done:
             self._keep_time(now)
         if self.problem is None and not self._steps:
-            self.problem = self._mostly_wrong()
+            self.problem = self._unlikely or self._mostly_wrong()
 
     def _refused(self, step: Step, status: int, body: bytes) -> None:
         """A status that is no answer: the question is put differently, left out, or this is the failure."""
@@ -301,16 +303,17 @@ class Canary:
         if self.reading.broken is not None:
             self.problem, self.retryable = self.reading.broken, answer.status is None
         elif self.reading.mean is not None:
-            self.problem = likelihood.too_low(self.reading.mean, self.expected)
+            # the questions are asked all the same: the texts show what the number means
+            self._unlikely = likelihood.too_low(self.reading.mean, self.expected)
 
     def _keep_time(self, now: float) -> None:
-        """Leave out what will not be answered in time on an engine that is merely slow. The first two are never."""
+        """Leave out what will not be answered in time on an engine that is merely slow. The first two are never, nor is
+        the likelihood."""
         assert self._steps
-        if self._since is None or len(self.asked) < 2:
+        if self._since is None or len(self.asked) < 2 or self._steps[0].question is None:
             return
         left = self._since + self.timeout_s - now
-        tokens = 1 if self._steps[0].question is None else self._tokens(self._steps[0])
-        if left < 2 * (self._slowest + tokens * self._token_s):
+        if left < 2 * (self._slowest + self._tokens(self._steps[0]) * self._token_s):
             self.notes.append(f"{len(self._steps)} more were not asked: canary.timeout_s {self.timeout_s:g} is over")
             self._steps = []
 

@@ -9,6 +9,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deploy.engine.diagnosis import context_of, diagnose, with_kernel
@@ -123,12 +124,12 @@ class Supervisor:
         self.leader_reaped = False
         self.due: dict[str, float] = {}
 
-    def run_new(self, restarts: tuple[float, ...] = ()) -> None:
+    def run_new(self) -> None:
         """Spawn the engine and stay until the deployment is over."""
-        self._spawn(restarts)
+        self._spawn()
         self._loop()
 
-    def _spawn(self, restarts: tuple[float, ...]) -> None:
+    def _spawn(self) -> None:
         self._record(
             "launch",
             {
@@ -137,7 +138,8 @@ class Supervisor:
                 "launch": self.launch.id,
                 "supervisor": identity_of(os.getpid()),
                 "boot_id": boot_id(),
-                "restarts": list(restarts),
+                "restarts": list(self.machine.restarts),
+                "failures": list(self.machine.failures),
                 "url": self.plan.url,
             },
         )
@@ -453,6 +455,9 @@ class Supervisor:
     def _relaunch(self) -> None:
         """A restart: a launch of its own, in a folder of its own, from the recorded plan."""
         machine = self.machine
+        if machine.failures:
+            failed = machine.failures[-1]._replace(log=self.launch.log)
+            machine = replace(machine, failures=(*machine.failures[:-1], failed))
         try:
             launch = make_launch(self.launch.deployment, self.plan.to_json())
         except (OSError, KdeployError) as error:
@@ -464,7 +469,7 @@ class Supervisor:
         self.exchanges.drop_all()
         self.pidfds.drop_all()
         self._begin(launch, machine)
-        self._spawn(machine.restarts)
+        self._spawn()
 
     # ------------------------------------------------------------------ signals to us
 

@@ -186,7 +186,7 @@ class Runner:
             what = f"{name} was stopped" if found.state == STOPPED else f"{name} is {found.state}"
             return {**_plain(what), "log": found.launch.log}
         evidence = [
-            (f"{found.launch.log}:{item['line']}: " if item.get("line") else "") + item["text"]
+            (f"{item.get('log') or found.launch.log}:{item['line']}: " if item.get("line") else "") + item["text"]
             for item in found.diagnosis.get("evidence", ())
         ]
         return {

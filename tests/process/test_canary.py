@@ -26,7 +26,7 @@ def _canary(box: Box, *args: str, rc: int = 0) -> dict[str, Any]:
 
 
 def test_garbage_in_one_of_five_keeps_it_from_being_ready_and_the_texts_are_kept(box: Box) -> None:
-    box.profile("tiny", f"answers={_canned(box, None, None, SPOILT, None, None)}")
+    box.profile("tiny", f"answers={_canned(box, None, None, None, SPOILT, None, None)}")
     result = box.run("up", "tiny", "--json")
     assert result.rc == 1
     assert (result.json["state"], result.json["ready_at"]) == ("failed", None)

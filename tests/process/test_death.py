@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.box import Box, wait_until
+from tests.box import FAKE_VLLM, Box, wait_until
 
 NOTICED_S = 2.0  # the promise, where the kernel can tell
 
@@ -281,6 +281,33 @@ def test_restart_budget(box: Box) -> None:
     assert "attempts" in box.events("gave-up")[-1]["reason"]
     waits = [box.events("retry", folder=folder)[0]["in_s"] for folder in box.launches()[:2]]
     assert waits == [0.2, 0.4]
+
+
+def test_when_it_is_given_up_the_first_cause_is_told_with_its_log(box: Box) -> None:
+    """An engine that loses a rank first, and runs out of memory when it is started again."""
+    engine = box.root / "vllm"
+    engine.write_text(
+        f"""#!/bin/sh
+        if [ "$1" = serve ]; then
+            [ -e {box.root}/tried ] && export FAKE_VLLM="$FAKE_VLLM;die_log=oom"
+            touch {box.root}/tried
+        fi
+        exec {FAKE_VLLM} "$@"
+        """
+    )
+    engine.chmod(0o755)
+    box.profile("tiny", "die_at=weights;die_log=nccl", {**AGAIN, "engine.executable": str(engine)})
+    result = box.run("up", "tiny")
+    assert result.rc == 1
+    causes = [box.events("exited", folder=folder)[-1]["diagnosis"]["cause"] for folder in box.launches()]
+    assert causes == ["nccl-failed", "cuda-out-of-memory"], "which is not tried again"
+    told = box.status()["diagnosis"]
+    assert told["cause"] == "nccl-failed"
+    assert "cuda-out-of-memory" in told["summary"]
+    first, last = box.launches()[0] / "engine.log", box.launches()[-1] / "engine.log"
+    assert f"{first}:" in result.stderr
+    assert f"{last}:" in result.stderr
+    assert f"{first}:" in box.ok("explain", "tiny").stdout
 
 
 def test_a_doomed_configuration_is_not_tried_again(box: Box) -> None:

@@ -19,6 +19,7 @@ RIGHT = {
     "capital": "Paris",
     "count": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10",
 }
+ORDER = ["sum", "long", "likelihood", "copy", "capital", "count"]
 NO_TEMPLATE = Answer(400, b'{"error":{"message":"default chat template is no longer allowed"}}')
 
 
@@ -87,11 +88,8 @@ def ask_all(
 def test_five_questions_thinking_off_and_on_and_the_likelihood() -> None:
     bird, asked = ask_all(thinker)
     assert bird.problem is None
-    assert asked == [
-        *((one.id, False) for one in QUESTIONS),
-        *((one.id, True) for one in QUESTIONS),
-        ("likelihood", None),
-    ]
+    off, on = [[(one.id, thinking) for one in QUESTIONS] for thinking in (False, True)]
+    assert asked == [*off[:2], ("likelihood", None), *off[2:], *on]
     assert bird.learnable == pytest.approx(-1.5)
 
 
@@ -143,7 +141,7 @@ def test_a_switch_that_is_refused_is_left_out() -> None:
 
     bird, asked = ask_all(model)
     assert bird.problem is None
-    assert [name for name, thinking in asked if thinking is None] == [*RIGHT, "likelihood"]
+    assert [name for name, thinking in asked if thinking is None] == ORDER
     assert any("chat_template_kwargs" in note for note in bird.notes)
 
 
@@ -157,14 +155,14 @@ def test_a_model_that_cannot_be_told_not_to_think_gets_room_for_it() -> None:
     bird, asked = ask_all(model)
     assert bird.problem is None
     assert sizes[1] > sizes[0]
-    assert [name for name, _ in asked] == [*RIGHT, "likelihood"]
+    assert [name for name, _ in asked] == ORDER
 
 
 def test_a_model_without_a_chat_template_is_asked_plainly() -> None:
     bird, asked = ask_all(lambda request: NO_TEMPLATE if "messages" in request else sane(request))
     assert bird.problem is None
     assert bird.account()["endpoint"] == "completions"
-    assert [name for name, _ in asked[1:]] == [*RIGHT, "likelihood"]
+    assert [name for name, _ in asked[1:]] == ORDER
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 500, 503])
@@ -184,6 +182,18 @@ def test_a_likelihood_far_below_the_expected_fails_and_names_the_file_to_remove(
     bird, _ = ask_all(but("likelihood", logprobs(-1.6)), expected=-1.5)
     assert bird.problem is None
     assert bird.learnable is None, "what is expected stays as it was learned"
+
+
+def test_a_slow_engine_is_still_asked_for_the_likelihood() -> None:
+    bird, asked = ask_all(but("likelihood", logprobs(-4.0)), expected=-1.5, step_s=15.0, timeout_s=20.0)
+    assert [name for name, _ in asked] == ["sum", "long", "likelihood"]
+    assert "-4.00" in (bird.problem or "")
+
+
+def test_the_texts_of_an_unlikely_model_are_kept() -> None:
+    bird, asked = ask_all(but("likelihood", logprobs(-4.0)), expected=-1.5)
+    assert [name for name, thinking in asked if not thinking] == ORDER
+    assert len(bird.account()["asked"]) == len(ORDER)
 
 
 def test_a_likelihood_that_no_language_model_gives_is_not_learned() -> None:

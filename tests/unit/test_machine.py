@@ -22,7 +22,7 @@ from deploy.lifecycle.machine import (
     start,
     step,
 )
-from deploy.lifecycle.restart import RestartPolicy
+from deploy.lifecycle.restart import Failure, RestartPolicy
 from deploy.lifecycle.states import FAILED, PHASES, READY, STARTING, STATES, STOPPED, STOPPING, UNHEALTHY, is_later
 
 NEVER = RestartPolicy("never", 3, 3600.0, 10.0)
@@ -183,7 +183,7 @@ def test_every_cell_of_the_table_is_sound(m: Machine, kind: str, data: dict[str,
             assert after.state in (STOPPED, FAILED)
             assert outcome.actions[-1].kind == "finish"
         if "relaunch" in actions(outcome):
-            assert after == start(NOW + 100 + later, restarts=after.restarts)
+            assert after == start(NOW + 100 + later, restarts=after.restarts, failures=after.failures)
             assert kind in ("tree_gone", "tick", "stop_asked")
 
 
@@ -415,7 +415,7 @@ def test_a_late_exit_after_everything_is_gone_signals_nobody() -> None:
 
 @pytest.mark.parametrize("m", [ready(), start(NOW), unhealthy()])
 def test_a_restart_stops_first_and_then_starts_with_a_fresh_budget(m: Machine) -> None:
-    m = replace(m, restarts=(WALL, WALL + 1))
+    m = replace(m, restarts=(WALL, WALL + 1), failures=(Failure(WALL, BROKEN),))
     asked = at(m, "stop_asked", 2000.0, {"force": False, "restart": True})
     gone = at(asked.machine, "tree_gone", 2010.0)
     assert kinds(gone) == ["stopped"]
@@ -457,6 +457,23 @@ def test_a_failure_is_tried_again_with_growing_pauses_until_the_budget_is_used_u
     assert pauses == [10.0, 20.0, 40.0]
     assert len(m.restarts) == 3
     assert kinds(outcome) == ["tree-gone", "gave-up"]
+
+
+def test_after_the_last_attempt_the_first_cause_is_told_not_the_last_symptom() -> None:
+    first = {**BROKEN, "cause": "nccl-failed", "summary": "rank 3 lost", "fix": ["look at GPU 3"]}
+    m, now = start(NOW), NOW
+    for diagnosis in (first, BROKEN, BROKEN, BROKEN):
+        outcome = story(m, ("exited", now + 1, {"diagnosis": diagnosis}), ("tree_gone", now + 2))
+        if "finish" in actions(outcome):
+            break
+        now = next_deadline(outcome.machine, LIMITS) or 0.0
+        m = at(outcome.machine, "tick", now).machine
+    assert kinds(outcome) == ["tree-gone", "gave-up"]
+    told = outcome.records[-1].data["diagnosis"]
+    assert told == outcome.machine.diagnosis
+    assert told["cause"] == "nccl-failed"
+    assert BROKEN["summary"] in told["summary"]
+    assert told["fix"][0] == "look at GPU 3"
 
 
 def test_a_wall_clock_that_goes_back_does_not_refill_the_budget() -> None:

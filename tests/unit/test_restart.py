@@ -1,8 +1,10 @@
 """The restart policy."""
 
+from typing import Any
+
 import pytest
 
-from deploy.lifecycle.restart import BACKOFF_CAP_S, RestartPolicy, judge
+from deploy.lifecycle.restart import BACKOFF_CAP_S, FAILURES_KEPT, Failure, RestartPolicy, blame, judge, remember
 
 POLICY = RestartPolicy("on-failure", attempts=3, window_s=3600.0, backoff_s=10.0)
 NOW = 1_800_000_000.0
@@ -54,3 +56,46 @@ def test_the_pause_is_bounded_however_many_restarts_there_were(earlier: int) -> 
 
 def test_a_longer_pause_that_the_profile_asks_for_is_kept() -> None:
     assert judge(POLICY._replace(backoff_s=3600.0), [NOW], NOW, retryable=True).delay_s == 3600.0
+
+
+def _told(cause: str, line: int = 1) -> dict[str, Any]:
+    return {
+        "cause": cause,
+        "summary": f"it was {cause}",
+        "evidence": [{"line": line, "text": f"ERROR {cause}"}],
+        "fix": [f"mend {cause}"],
+        "retryable": True,
+    }
+
+
+def test_attempts_that_failed_alike_are_told_by_the_last_one() -> None:
+    last = _told("nccl-failed", 7)
+    assert blame([Failure(NOW - 20, _told("nccl-failed"))], last, NOW, 600) is last
+
+
+def test_the_first_of_several_causes_is_told_with_its_own_log_and_then_the_others() -> None:
+    failures = [Failure(NOW - 30, _told("nccl-failed", 7), "/one.log"), Failure(NOW - 20, _told("stalled"), "/two.log")]
+    told = blame(failures, _told("port-in-use", 3), NOW, 600)
+    assert told["cause"] == "nccl-failed"
+    words = told["summary"]
+    assert words.index("nccl-failed") < words.index("stalled") < words.index("port-in-use")
+    assert told["evidence"] == [
+        {"line": 7, "text": "ERROR nccl-failed", "log": "/one.log"},
+        {"line": 3, "text": "ERROR port-in-use"},
+    ]
+    assert told["fix"] == ["mend nccl-failed", "mend port-in-use", "mend stalled"]
+
+
+def test_a_failure_older_than_the_window_is_another_story() -> None:
+    last = _told("port-in-use")
+    assert blame([Failure(NOW - 601, _told("nccl-failed"))], last, NOW, 600) is last
+
+
+def test_the_first_failure_is_kept_and_so_are_the_last_ones() -> None:
+    failures: tuple[Failure, ...] = ()
+    for n in range(50):
+        failures = remember(failures, Failure(NOW + n, _told(str(n))), 600)
+    causes = [one.diagnosis["cause"] for one in failures]
+    assert (causes[0], causes[-1], len(causes)) == ("0", "49", FAILURES_KEPT)
+    failures = remember(failures, Failure(NOW + 1000, _told("late")), 600)
+    assert [one.diagnosis["cause"] for one in failures] == ["late"]
