@@ -1,6 +1,7 @@
 """`kdeploy logs NAME`: the engine's log as vLLM wrote it, or the journal of events."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -85,12 +86,12 @@ def _show_log(
         return
     end = _size(launch.log)  # what is written while we read is not asked for, except by those who follow
     offset = _start(launch.log, moment, tail, end)
-    number = _lines_before(launch.log, offset) if as_json else 0
-    for chunk in _chunks(deployment, launch, offset, None if follow else end):
-        if as_json:
-            number = _show_json(chunk, number)
-        else:
-            output.raw(chunk)
+    chunks = _chunks(deployment, launch, offset, None if follow else end)
+    if as_json:
+        _show_json(chunks, _lines_before(launch.log, offset))
+        return
+    for _, chunk in chunks:
+        output.raw(chunk)
 
 
 def _size(path: str) -> int:
@@ -157,15 +158,15 @@ def _lines_before(path: str, offset: int) -> int:
     return 0
 
 
-def _chunks(deployment: Deployment, launch: Launch, offset: int, end: int | None) -> Iterator[bytes]:
-    """The log from `offset` up to `end`; where that is None, as it grows."""
+def _chunks(deployment: Deployment, launch: Launch, offset: int, end: int | None) -> Iterator[tuple[str, bytes]]:
+    """The log from `offset` up to `end`, each part with its launch; where `end` is None, as it grows."""
     while True:
         over = end is None and not _goes_on(deployment.name)
         with contextlib.suppress(FileNotFoundError), open(launch.log, "rb") as file:
             file.seek(offset)
             while chunk := file.read(CHUNK if end is None else max(0, min(CHUNK, end - offset))):
                 offset += len(chunk)
-                yield chunk
+                yield launch.id, chunk
         if end is not None:
             return
         later = newest(deployment.name)
@@ -183,11 +184,24 @@ def _goes_on(name: str) -> bool:
     return current is not None and current.active
 
 
-def _show_json(chunk: bytes, number: int) -> int:
-    for line in chunk.splitlines():
-        number += 1
-        output.data(json.dumps({"line": number, "text": text_of(line)}, ensure_ascii=False))
-    return number
+def _show_json(chunks: Iterator[tuple[str, bytes]], before: int) -> None:
+    """One object a line, numbered as a diagnosis does it: by line feeds. `before`: those before the first chunk."""
+    number = before
+    for _, parts in itertools.groupby(chunks, key=lambda part: part[0]):
+        rest = b""
+        for _, chunk in parts:
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                number += 1
+                _show_line(number, line)
+        if rest:
+            _show_line(number + 1, rest)
+        number = 0  # another launch has another log
+
+
+def _show_line(number: int, line: bytes) -> None:
+    shown = line.rstrip(b"\r").rpartition(b"\r")[2]  # of a bar that was redrawn, what a terminal shows in the end
+    output.data(json.dumps({"line": number, "text": text_of(shown)}, ensure_ascii=False))
 
 
 # ---------------------------------------------------------------------- the journal

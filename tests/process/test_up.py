@@ -218,6 +218,14 @@ def test_logs(box: Box) -> None:
     assert all(event["at"].endswith("Z") for event in events)
     assert box.run("logs", "tiny", "--previous").rc == 3
     box.down("tiny")
+    # a bar that is redrawn is one line, a line across blocks stays whole, and the last one may lack its end
+    bar = "".join(f"\rLoading {n:>3} %" for n in range(101))
+    (box.launch() / "engine.log").write_text("\n".join([bar, *(f"{n:>4} " + "x" * 700 for n in range(500)), "cut"]))
+    lines = [json.loads(line) for line in box.ok("logs", "tiny", "--json").stdout.splitlines()]
+    assert [line["line"] for line in lines] == list(range(1, 503))
+    assert lines[0]["text"] == "Loading 100 %"
+    assert {len(line["text"].split()[-1]) for line in lines[1:-1]} == {700}
+    assert lines[-1]["text"] == "cut"
 
 
 def test_logs_follow_ends_with_the_deployment(box: Box) -> None:
