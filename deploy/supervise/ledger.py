@@ -68,12 +68,13 @@ class Ledger:
         ]
 
     def refresh(self) -> list[Member]:
-        """Look again; the members that are new or have taken their title since."""
+        """Look again; the members that are new or have taken their title since, which a rank does in two steps
+        (VLLM::Worker, then VLLM::Worker_TP1_EP1)."""
         fresh = []
         for process in self.living():
             member = Member(process.identity, title(process.pid)[:80])
             before = self.members.get(process.identity)
-            if before is None or (member.is_rank and not before.is_rank):
+            if before is None or (member.is_rank and member.title != before.title):
                 self.members[process.identity] = member
                 fresh.append(member)
         return fresh
