@@ -573,7 +573,8 @@ class Supervisor:
             self._record("members", {"members": [[*m.identity, m.title] for m in fresh]})
             for member in fresh:
                 self._watch_member(member)
-        self._note_files(sockets=False)
+        # the sockets over which ranks greet the server live for seconds only, and stay as files when that is disturbed
+        self._note_files(sockets=self.machine.phase in ("spawn", "init"))
         if self.machine.state == STARTING:
             self._look_for_work()
         self._again("members", MEMBERS_POLL_S if self.machine.state == STARTING else MEMBERS_POLL_READY_S)
