@@ -1,6 +1,7 @@
 """What a person can be told: what happened, the evidence, and what to do next."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # Exit codes of the public interface.
 OK = 0
@@ -64,3 +65,8 @@ def refused(what: str, *, evidence: Sequence[str] = (), fix: Sequence[str] = ())
 def environment(what: str, *, evidence: Sequence[str] = (), fix: Sequence[str] = ()) -> KdeployError:
     """vLLM, driver, checkpoint or disk are not usable (exit 6)."""
     return KdeployError(what, evidence=evidence, fix=fix, code=ENVIRONMENT)
+
+
+def located(item: Mapping[str, Any], log: str) -> str:
+    """A piece of a diagnosis's evidence (`line`, `text`) with its place: in the `log` that it names, else in `log`."""
+    return f"{item.get('log') or log}:{item['line']}: {item['text']}" if item.get("line") else str(item["text"])

@@ -16,7 +16,7 @@ from deploy.engine.diagnosis import context_of, explain
 from deploy.engine.knowledge import entries
 from deploy.engine.log import LogReader
 from deploy.engine.trouble import Trouble
-from deploy.errors import environment
+from deploy.errors import environment, located
 from deploy.store.deployments import Deployment, observe
 
 CHUNK = 1 << 20
@@ -47,8 +47,7 @@ def command(source: str | None, as_json: bool) -> int:
         output.data(f"  {found['explanation']}")
     for item in found["evidence"]:
         times = f"   ({item['times']} times)" if item.get("times") else ""
-        where = item.get("log") or name
-        output.data(f"  {where}:{item['line']}: {item['text']}{times}" if item.get("line") else f"  {item['text']}")
+        output.data(f"  {located(item, name)}{times}")
     for fix in found["fix"]:
         output.data(f"  -> {fix}")
     return errors.OK

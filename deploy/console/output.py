@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from deploy.errors import KdeployError
+from deploy.errors import KdeployError, located
 
 
 def say(text: str = "") -> None:
@@ -60,8 +60,7 @@ def diagnosis(found: dict[str, Any], log: str) -> None:
     """Why a deployment failed, with the lines of its log."""
     say(f"  cause: {found['cause']}: {found['summary']}")
     for item in found.get("evidence", ()):
-        where = f"{item.get('log') or log}:{item['line']}: " if item.get("line") else ""
-        say(f"  {where}{item['text']}")
+        say(f"  {located(item, log)}")
     for fix in found.get("fix", ()):
         say(f"  -> {fix}")
 

@@ -6,6 +6,7 @@ moves the deployment carries `state` (and `phase` while starting); all others le
 
 import json
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Any, NamedTuple
 
 VERSION = 1
@@ -29,6 +30,8 @@ def parse_line(line: bytes) -> Event | None:
     try:
         record = json.loads(line)
         kind, at = record.pop("kind"), record.pop("at")
+        if datetime.fromisoformat(at).tzinfo is None:
+            return None
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
     record.pop("v", None)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 BACKOFF_CAP_S = 600.0
+FIXES = ("fix", "settings")  # of a diagnosis: in words, and for `--set`
 FAILURES_KEPT = 8  # the first, and the last ones
 
 
@@ -76,10 +77,11 @@ def blame(failures: Sequence[Failure], last: dict[str, Any], now: float, window_
     later = [*(one.diagnosis for one in recent[1:]), last]
     told = list(dict.fromkeys(f"{one['cause']}: {one['summary']}" for one in later))
     named = [{**item, "log": first.log} if first.log else item for item in first.diagnosis["evidence"]]
-    fixes = [fix for one in (first.diagnosis, *reversed(later)) for fix in one["fix"]]
+    by_weight = (first.diagnosis, *reversed(later))  # of what came after, the last one stands in the way
+    merged = {key: list(dict.fromkeys(each for one in by_weight for each in one.get(key, ()))) for key in FIXES}
     return {
         **first.diagnosis,
         "summary": f"{first.diagnosis['summary']}; started again, it failed otherwise: {'; '.join(told)}",
         "evidence": [*named, *last["evidence"]],
-        "fix": list(dict.fromkeys(fixes)),
+        **merged,
     }

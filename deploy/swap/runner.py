@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any
 
-from deploy.errors import FAILED, OK, ROLLED_BACK, TEARDOWN_INCOMPLETE, KdeployError, environment
+from deploy.errors import FAILED, OK, ROLLED_BACK, TEARDOWN_INCOMPLETE, KdeployError, environment, located
 from deploy.host.processes import boot_id
 from deploy.lifecycle.states import STOPPED
 from deploy.plan.launch_plan import from_json
@@ -185,10 +185,7 @@ class Runner:
         if found.diagnosis is None:
             what = f"{name} was stopped" if found.state == STOPPED else f"{name} is {found.state}"
             return {**_plain(what), "log": found.launch.log}
-        evidence = [
-            (f"{item.get('log') or found.launch.log}:{item['line']}: " if item.get("line") else "") + item["text"]
-            for item in found.diagnosis.get("evidence", ())
-        ]
+        evidence = [located(item, found.launch.log) for item in found.diagnosis.get("evidence", ())]
         return {
             "what": f"{found.diagnosis['cause']}: {found.diagnosis['summary']}",
             "evidence": evidence,

@@ -255,6 +255,14 @@ def test_an_idle_engine_that_cannot_generate_is_found_by_asking_for_a_token(box:
 AGAIN = {"restart.policy": "on-failure", "restart.attempts": 2, "restart.backoff_s": 0.2, "restart.window_s": 600}
 
 
+def test_a_rank_that_ends_is_told_by_its_rank(box: Box) -> None:
+    """vLLM calls all of them VLLM::Worker first."""
+    box.up("tiny", "title_s=2;watchdog_s=60;worker_grace_s=60")
+    os.kill(box.workers()[1], signal.SIGKILL)
+    assert box.await_event("process-ended")["title"] == "VLLM::Worker_TP1"
+    box.down("tiny", "--force")
+
+
 def test_restart_on_failure(box: Box) -> None:
     box.up("tiny", "", AGAIN)
     before = box.status()

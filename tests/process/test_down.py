@@ -159,6 +159,17 @@ def test_socket_files_of_the_engine_are_removed(box: Box, killed: bool) -> None:
     assert not [path for path in paths if path.exists()]
 
 
+def test_a_socket_that_lives_only_while_it_initialises_leaves_no_file(box: Box) -> None:
+    box.profile("tiny", "sockets=1;init_s=3")
+    box.ok("up", "tiny", "--detach")
+    box.await_phase("init")
+    paths = wait_until(lambda: (found := box.sockets_of(box.api()))[3:] and found, "four sockets")
+    box.ok("wait", "tiny")
+    assert len(box.sockets_of(box.api())) == 3
+    box.down("tiny")
+    assert not [path for path in paths if path.exists()]
+
+
 def _group(box: Box) -> Path:
     """The engine's own cgroup, where this machine allows one."""
     folder = box.await_event("spawning")["cgroup"]

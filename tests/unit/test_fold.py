@@ -99,6 +99,9 @@ def test_a_title_that_a_process_takes_later_replaces_the_first_one() -> None:
         b"{}",
         b'{"kind":"ready"}',
         b'{"at":"2026-12-01T10:00:10.500Z"}',
+        b'{"at":"x","kind":"ready"}',
+        b'{"at":7,"kind":"ready"}',
+        b'{"at":"2026-12-01T10:00:10","kind":"ready"}',
     ],
 )
 def test_a_line_that_is_no_record_is_passed_over(line: bytes) -> None:

@@ -64,6 +64,7 @@ def _told(cause: str, line: int = 1) -> dict[str, Any]:
         "summary": f"it was {cause}",
         "evidence": [{"line": line, "text": f"ERROR {cause}"}],
         "fix": [f"mend {cause}"],
+        "settings": [f"{cause}=1"],
         "retryable": True,
     }
 
@@ -83,6 +84,7 @@ def test_the_first_of_several_causes_is_told_with_its_own_log_and_then_the_other
         {"line": 7, "text": "ERROR nccl-failed", "log": "/one.log"},
         {"line": 3, "text": "ERROR port-in-use"},
     ]
+    assert told["settings"] == ["nccl-failed=1", "port-in-use=1", "stalled=1"]
     assert told["fix"] == ["mend nccl-failed", "mend port-in-use", "mend stalled"]
 
 
