@@ -291,13 +291,13 @@ def test_restart_budget(box: Box) -> None:
     assert waits == [0.2, 0.4]
 
 
-def test_when_it_is_given_up_the_first_cause_is_told_with_its_log(box: Box) -> None:
-    """An engine that loses a rank first, and runs out of memory when it is started again."""
+def _loses_a_rank_first(box: Box, then: str) -> None:
+    """The profile of an engine that loses a rank at its first start; FAKE_VLLM has `then` besides at each later one."""
     engine = box.root / "vllm"
     engine.write_text(
         f"""#!/bin/sh
         if [ "$1" = serve ]; then
-            [ -e {box.root}/tried ] && export FAKE_VLLM="$FAKE_VLLM;die_log=oom"
+            [ -e {box.root}/tried ] && export FAKE_VLLM="$FAKE_VLLM;{then}"
             touch {box.root}/tried
         fi
         exec {FAKE_VLLM} "$@"
@@ -305,6 +305,10 @@ def test_when_it_is_given_up_the_first_cause_is_told_with_its_log(box: Box) -> N
     )
     engine.chmod(0o755)
     box.profile("tiny", "die_at=weights;die_log=nccl", {**AGAIN, "engine.executable": str(engine)})
+
+
+def test_when_it_is_given_up_the_first_cause_is_told_with_its_log(box: Box) -> None:
+    _loses_a_rank_first(box, "die_log=oom")
     result = box.run("up", "tiny")
     assert result.rc == 1
     causes = [box.events("exited", folder=folder)[-1]["diagnosis"]["cause"] for folder in box.launches()]
@@ -316,6 +320,19 @@ def test_when_it_is_given_up_the_first_cause_is_told_with_its_log(box: Box) -> N
     assert f"{first}:" in result.stderr
     assert f"{last}:" in result.stderr
     assert f"{first}:" in box.ok("explain", "tiny").stdout
+
+
+def test_a_supervisor_that_is_killed_does_not_take_the_first_cause_with_it(box: Box) -> None:
+    _loses_a_rank_first(box, "die_log=oom;load_s=4")
+    box.ok("up", "tiny", "--detach")
+    wait_until(lambda: len(box.launches()) == 2, "the second launch")
+    box.await_phase("weights")
+    os.kill(box.supervisor(), signal.SIGKILL)
+    assert box.run("wait", "tiny").rc == 1
+    assert box.events("adopted")
+    told = box.status()["diagnosis"]
+    assert told["cause"] == "nccl-failed"
+    assert "cuda-out-of-memory" in told["summary"]
 
 
 def test_a_doomed_configuration_is_not_tried_again(box: Box) -> None:
