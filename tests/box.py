@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -430,6 +431,16 @@ class Box:
                     found.append(process)
         return found
 
+    def noted(self) -> set[str]:
+        """Files of engines that the journals of all launches name."""
+        found: set[str] = set()
+        for journal in self.state.glob("**/events.jsonl"):
+            for line in journal.read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
+                    record = json.loads(line)
+                    found.update(record["files"] if record["kind"] in ("spawning", "files") else ())
+        return found
+
     def end_everything(self) -> list[str]:
         """End what is left of the box; what was."""
         left: dict[int, Proc] = {}
@@ -445,8 +456,11 @@ class Box:
                     os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.02)
         told = [f"pid {process.pid}: {process.title[:100]}" for process in left.values()]
-        for path in sorted(self.shm):
-            if os.path.exists(path):
+        for path in sorted(self.shm | self.noted()):
+            if os.path.isdir(path):
+                told.append(path)
+                shutil.rmtree(path)
+            elif os.path.exists(path):
                 told.append(path)
                 os.unlink(path)
         return told

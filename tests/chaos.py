@@ -228,7 +228,7 @@ def _left_after_down(box: Box) -> list[str]:
     result = box.run("down", "tiny")
     left = [] if result.rc in (0, 3) else [f"down: exit {result.rc}: {result.stderr.strip()}"]
     left += [f"process {process.pid} {process.title}" for process in box.processes()]
-    left += [f"file {path}" for path in box.shm if os.path.exists(path)]
+    left += [f"file {path}" for path in box.shm | box.noted() if os.path.exists(path)]
     gpus = box.run("gpus", "--json").json["gpus"]
     left += [f"lease of GPU {gpu['index']}" for gpu in gpus if gpu["lease"]]
     mine = {process.pid for process in box.recorded()}

@@ -28,6 +28,17 @@ def bound_by(pids: Iterable[int]) -> set[str]:
     return {path for path, inodes in _bound().items() if inodes & held}
 
 
+def files_in(folder: str) -> set[str]:
+    """What lies in a folder of ours; nothing when it is gone or another user's."""
+    try:
+        about = os.lstat(folder)
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            return set()
+        return {entry.path for entry in os.scandir(folder)}
+    except OSError:
+        return set()
+
+
 def remove_unbound(paths: Iterable[str]) -> list[str]:
     """Remove those of `paths` that are socket files of ours which nobody has bound any more; the removed ones."""
     wanted = sorted(paths)

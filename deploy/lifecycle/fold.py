@@ -88,6 +88,7 @@ def _launch(observed: Observed, at: str, data: dict[str, Any]) -> None:
 def _spawning(observed: Observed, at: str, data: dict[str, Any]) -> None:
     observed.spawning = True
     observed.cgroup = data.get("cgroup")
+    _files(observed, at, data)  # where its sockets will lie
 
 
 def _spawned(observed: Observed, at: str, data: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 
 from deploy.host.processes import Identity, become_subreaper, boot_id, holders_of, identity_of
+from deploy.host.shm import FOLDER
 from deploy.lifecycle.fold import fold
 from deploy.lifecycle.machine import Limits, resume
 from deploy.lifecycle.restart import Failure, RestartPolicy
@@ -86,7 +87,8 @@ def _adopt(supervisor: Supervisor, launch: Launch) -> None:
         diagnosis=observed.diagnosis,
     )
     if observed.boot_id and observed.boot_id != boot_id():
-        # pids and start times of another boot say nothing about the processes of this one
+        # pids, start times and shared memory of another boot say nothing about this one; socket files may lie on a disk
+        supervisor.leftovers.recall(path for path in observed.files if not path.startswith(FOLDER))
         supervisor.run_adopted(None, {}, machine, "the machine has restarted")
         return
     leader = Identity(*observed.leader) if observed.leader else _find_leader(launch)

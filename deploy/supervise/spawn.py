@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from deploy.host import cgroups
@@ -46,15 +46,16 @@ def api_key(plan: LaunchPlan) -> str | None:
         return None
 
 
-def spawn(plan: LaunchPlan, log: str, folder: str, group: str | None = None) -> Spawned:
-    """Start the engine of `plan`, writing to `log`, with `folder` as its working directory, in the cgroup `group`.
+def spawn(plan: LaunchPlan, log: str, folder: str, group: str | None, env: Mapping[str, str]) -> Spawned:
+    """Start the engine of `plan`, writing to `log`, with `folder` as its working directory, in the cgroup `group`, with
+    `env` beside the plan's own variables.
 
     Raises:
         CannotSpawn: a secret has no value, or the program cannot be started.
     """
     try:
         argv = [resolved(word) for word in plan.argv]
-        env = {name: resolved(value) for name, value in plan.env.items()}
+        full = {name: resolved(value) for name, value in plan.env.items()} | dict(env)
     except Unresolved as error:
         raise CannotSpawn(f"a secret has no value: {error}") from None
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -64,7 +65,7 @@ def spawn(plan: LaunchPlan, log: str, folder: str, group: str | None = None) -> 
         with cgroups.inside(group):
             process = subprocess.Popen(
                 argv,
-                env=env,
+                env=full,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -144,7 +144,8 @@ class Supervisor:
             },
         )
         self.ledger.group = cgroups.make(f"kdeploy-{self.launch.deployment}-{self.launch.id}-{os.getpid()}")
-        self._record("spawning", {"argv0": self.plan.argv[0], "cgroup": self.ledger.group})
+        files = self.leftovers.choose_folder(self.plan.env)
+        self._record("spawning", {"argv0": self.plan.argv[0], "cgroup": self.ledger.group, "files": files})
         if self.journal.pending:
             # an engine that nobody could find again must not be started
             cgroups.remove(self.ledger.group)
@@ -157,7 +158,9 @@ class Supervisor:
             damage = changed(self.plan.patch_folder) if self.plan.patch_folder else None
             if damage:
                 raise CannotSpawn(f"{damage}; kdeploy up makes it again")
-            engine = spawn(self.plan, self.launch.log, self.launch.folder, self.ledger.group)
+            engine = spawn(
+                self.plan, self.launch.log, self.launch.folder, self.ledger.group, self.leftovers.make_folder()
+            )
         except CannotSpawn as error:
             diagnosis = {
                 "cause": "cannot-spawn",
@@ -573,8 +576,7 @@ class Supervisor:
             self._record("members", {"members": [[*m.identity, m.title] for m in fresh]})
             for member in fresh:
                 self._watch_member(member)
-        # the sockets over which ranks greet the server live for seconds only, and stay as files when that is disturbed
-        self._note_files(sockets=self.machine.phase in ("spawn", "init"))
+        self._note_files(sockets=False)
         if self.machine.state == STARTING:
             self._look_for_work()
         self._again("members", MEMBERS_POLL_S if self.machine.state == STARTING else MEMBERS_POLL_READY_S)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,15 +160,23 @@ def test_socket_files_of_the_engine_are_removed(box: Box, killed: bool) -> None:
     assert not [path for path in paths if path.exists()]
 
 
-def test_a_socket_that_lives_only_while_it_initialises_leaves_no_file(box: Box) -> None:
+def test_a_socket_that_nobody_saw_before_its_process_was_killed_leaves_no_file(box: Box) -> None:
     box.profile("tiny", "sockets=1;init_s=3")
     box.ok("up", "tiny", "--detach")
     box.await_phase("init")
     paths = wait_until(lambda: (found := box.sockets_of(box.api()))[3:] and found, "four sockets")
-    box.ok("wait", "tiny")
-    assert len(box.sockets_of(box.api())) == 3
-    box.down("tiny")
-    assert not [path for path in paths if path.exists()]
+    os.kill(box.api(), signal.SIGKILL)
+    box.await_state("failed")
+    box.await_released()
+    assert not [path for path in paths if path.exists() or path.parent.exists()]
+
+
+def test_sockets_in_a_place_that_the_profile_names_are_removed(box: Box) -> None:
+    with tempfile.TemporaryDirectory() as place:  # pytest's own are too long for a socket's name
+        box.up("tiny", "sockets=1", {"env.VLLM_RPC_BASE_PATH": place})
+        assert {str(path.parent.parent) for path in box.sockets_of(box.api())} == {place}
+        box.down("tiny")
+        assert os.listdir(place) == []
 
 
 def _group(box: Box) -> Path:

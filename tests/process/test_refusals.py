@@ -81,6 +81,8 @@ def test_executable_that_cannot_be_started(box: Box) -> None:
     assert box.status()["state"] == "failed"
     assert len(box.launches()) == 1
     box.await_released()
+    assert box.noted()
+    assert not [path for path in box.noted() if os.path.exists(path)]
     box.down("tiny")
 
 
